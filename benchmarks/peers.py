@@ -28,7 +28,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.job.job import LaunchPlan
 from launcher.job.prepare import prepare
 from launcher.peers.messages import Hello, hello, to_wire
 from launcher.text.protocol import encoded
@@ -164,7 +163,7 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
     names = ["127.0.0.1", *(f"algo-{number:04}" for number in range(1, hosts))]
     arguments, common = job_of(names, port, folder)
     prepared = prepare(arguments, {**common, "SM_CURRENT_HOST": names[-1]})
-    assert prepared and isinstance(prepared.plan, LaunchPlan)
+    assert prepared and not prepared.error
     with open(folder / "log", "wb") as out:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "launcher", *arguments],

@@ -14,7 +14,6 @@ from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
-from launcher.job.job import LaunchPlan
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     # From here on stops are recorded, even before there is anything to stop.
     with Signals() as signals, registered({} if name in _BESIDE else environ) as report:
         try:
-            result = _run(name, argv, environ, signals)
+            result = _run(name, argv, environ, signals, report)
         except LaunchError as error:
             result = _failed(of_error(error), [str(error)], environ)
         except Exception as error:  # the launcher's own, before or after the job
@@ -75,14 +74,20 @@ def _requested_text(argv: Sequence[str]) -> str:
     return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
 
 
-def _run(name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
+def _run(
+    name: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    signals: Signals,
+    report: Callable[[None], None],
+) -> Result:
     if name == "init":
         from launcher.container import init  # a job does not need it
 
         return init.run(argv, environ, signals)
     if name:
         return _run_tool(name, argv, environ, signals)
-    return _launch(argv, environ, signals)
+    return _launch(argv, environ, signals, report)
 
 
 def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) -> Result:
@@ -127,24 +132,28 @@ def _run_tool(
     return result
 
 
-def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
+def _launch(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    signals: Signals,
+    report: Callable[[None], None],
+) -> Result:
     require_files()  # the launcher cannot work without them
     job = prepare(argv, environ, signals)
     if job is None:
         return SUCCESS
-    plan = job.plan
+    if job.options.dry_run:
+        report(None)
     # After a stop do not log the plan: it may lack devices, and nothing will start.
-    if not signals.stop():
-        if isinstance(plan, LaunchPlan):
-            for line in job.lines():
-                log(line)
-            if job.options.dry_run:
-                show(command(plan, job.options.folder))
-                return SUCCESS
-        elif not job.has_peers:
-            raise plan
-    elif job.options.dry_run:
-        return stopped(signals.stop())
+    if not (stop := signals.stop()):
+        if job.error and not job.has_peers:
+            raise job.error
+        for line in job.lines():
+            log(line)
+    if job.options.dry_run:
+        if not stop:
+            show(command(job.plan, job.options.folder))
+        return stopped(stop) if stop else SUCCESS
     with System(signals) as system:
         end = supervisor.run(job, environ, system)
         return _report(end, environ, system.now())

@@ -18,7 +18,7 @@ from launcher import __version__
 from launcher.errors import LaunchError, NothingToRunError
 from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
-from launcher.job.job import Cluster, Job, LaunchPlan
+from launcher.job.job import Cluster, Job
 from launcher.job.options import Options
 from launcher.job.prepare import prepare
 from launcher.result.causes import PROBLEMS, SUCCESS, Result, stopped
@@ -88,9 +88,7 @@ def _report(
     """Return the job and all findings, in the report's order; fewer after a stop."""
     job, has_script = planned(argv, environ, signals)
     if job is None:
-        return Job(_NOTHING, Options(), LaunchPlan((), {}, "")), [
-            ReportLine("job", OK, line) for line in logged
-        ]
+        return Job(_NOTHING, Options()), [ReportLine("job", OK, line) for line in logged]
     deadline = time.monotonic() + SECONDS
     started = {
         name: in_thread(lambda check=check: [*check(job, environ)])
@@ -128,16 +126,16 @@ def planned(
             # Ignore hyperparameters: they belong to another job.
             job = prepare([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals)
     except LaunchError as error:
-        return Job(_NOTHING, Options(), error), has_script
-    if job and isinstance(job.plan, Exception) and not isinstance(job.plan, LaunchError):
-        raise job.plan  # a bug of the launcher
+        return Job(_NOTHING, Options(), error=error), has_script
+    if job and job.error and not isinstance(job.error, LaunchError):
+        raise job.error  # a bug of the launcher
     return job, has_script
 
 
 def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[ReportLine]:
     """Report the job's log lines and program, or why it would not start."""
-    if isinstance(job.plan, Exception):  # the launcher's message has the fix
-        return [ReportLine("job", PROBLEM, str(job.plan).rstrip("."))]
+    if job.error:  # the launcher's message has the fix
+        return [ReportLine("job", PROBLEM, str(job.error).rstrip("."))]
     report = [
         ReportLine("settings", WARNING if line.startswith("warning: ") else OK, line.rstrip("."))
         for line in (*logged, *filter(None, [job.plan.reasons, job.plan.remark]))

@@ -26,7 +26,7 @@ from launcher.host.cgroups import read_text
 from launcher.host.child import Answer
 from launcher.host.network import is_literal, listen, look_up
 from launcher.job import resources, toolkit
-from launcher.job.job import Job, LaunchPlan
+from launcher.job.job import Job
 from launcher.job.options import INIT
 from launcher.result.failure import output_dir
 from launcher.text.words import flag, is_loopback, join_and_count, plural, shortened, some_of
@@ -235,7 +235,7 @@ def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Fi
 
 def _ranks(job: Job) -> int:
     """Return the number of ranks of this host; for torchrun's words, its number of GPUs."""
-    count = job.plan.nproc_per_node if isinstance(job.plan, LaunchPlan) else ""
+    count = job.plan.nproc_per_node
     return int(count) if count.isdecimal() else job.cluster.num_gpus or 1
 
 
@@ -340,9 +340,8 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Fin
             left.append(int(most) - int(now))
     if not left:
         return
-    ranks, planned = _ranks(job), job.plan
-    made = planned.environment if isinstance(planned, LaunchPlan) else {}
-    text = {**made, **environ}.get("OMP_NUM_THREADS", "")
+    ranks = _ranks(job)
+    text = {**job.plan.environment, **environ}.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdecimal() else 1
     workers = max(1, resources.usable_cores() // ranks)
     needs = ranks * (threads + workers + _OTHER_THREADS)
@@ -378,7 +377,7 @@ def stop(job: Job, environ: Mapping[str, str], root: str = "", pid: int = 0) -> 
     shown = f"PID 1 is `{shortened(' '.join(words), 80)}`"
     if any(_is_launcher(parent) and "local" in parent for parent in above.values()):
         yield Finding(OK, "`sm-launch local` forwards stops")
-    elif pid == 1 or _is_launcher(words) or _init_answers(environ.get(INIT, "")):
+    elif pid == 1 or _is_launcher(words) or _init_answers(environ):
         yield Finding(OK, "PID 1 is the launcher, or its `init`: every rank gets a stop")
     elif program in _SYSTEMS or 1 not in above:
         yield Finding(OK, "not under a container's PID 1: stop the launcher itself (SIGTERM)")
@@ -423,11 +422,9 @@ def _runs(words: Sequence[str], *names: str) -> bool:
     return any(base in names for base in bases[:2])
 
 
-def _init_answers(name: str) -> bool:
-    if not name:
-        return False
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.connect("\0" + name)
-        probe.sendall(b"doctor")  # a client that sends nothing counts as a killed launcher
-        return True
+def _init_answers(environ: Mapping[str, str]) -> bool:
+    name = environ.get(INIT, "").partition(":")[0]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
+        to.connect("\0" + name)
+        return bool(name)
     return False  # the init of this variable has ended

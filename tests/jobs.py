@@ -20,8 +20,8 @@ def job_of(
 ) -> Job:
     """Return it: `fingerprint` is {} if this host cannot start; `options` are Options' fields."""
     cluster = Cluster(tuple(hosts), current_host, name, 0, 0, "")
-    plan: LaunchPlan | Exception = ValueError("this host cannot start")
-    if fingerprint != {}:
-        agree = fingerprint or {"script": "script train.py"}
-        plan = LaunchPlan(("torchrun",), {}, "2", fingerprint=agree, runner=runner)
+    if fingerprint == {}:
+        return Job(cluster, Options(**options), error=ValueError("this host cannot start"))
+    agree = fingerprint or {"script": "script train.py"}
+    plan = LaunchPlan(("torchrun",), {}, "2", fingerprint=agree, runner=runner)
     return Job(cluster, Options(**options), plan)

@@ -132,7 +132,8 @@ def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_p
 def planned(argv, **environ):
     """Return the plan, or the error that the program ends with."""
     try:
-        return prepare(argv, {**os.environ, **environ}).plan
+        job = prepare(argv, {**os.environ, **environ})
+        return job.error or job.plan
     except LaunchError as error:
         return error
     finally:
@@ -308,10 +309,10 @@ def test_a_stdout_that_takes_nothing(stdout):
 
 
 def test_a_dry_run_prints_any_bytes():
-    argv = [os.fsencode(word) for word in (*LAUNCHER, *DRY)] + [b"\xff", "é".encode()]
+    argv = [os.fsencode(word) for word in (*LAUNCHER, *DRY, "--x")] + [b"\xff", "é".encode()]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(argv, capture_output=True, env=environ, timeout=60)
-    assert done.returncode == 0 and b"'\xff' '\xc3\xa9'\n" in done.stdout, done.stderr
+    assert done.returncode == 0 and b"--x '\xff' '\xc3\xa9'\n" in done.stdout, done.stderr
 
 
 def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
@@ -591,8 +592,8 @@ def nodes_planned(argv, environ):
         prepared = prepare(argv, {"PATH": "/nowhere", **environ})
         if prepared is None:
             return 0
-        if isinstance(prepared.plan, LaunchError):
-            raise prepared.plan
+        if prepared.error:
+            raise prepared.error
     except LaunchError as error:
         assert str(error) and "\n" not in str(error)
         return None

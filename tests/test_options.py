@@ -58,11 +58,15 @@ def test_an_unknown_option_with_underscores_is_refused_too():
     assert wants_help([*RUN, "--launcher_help"])
 
 
-@pytest.mark.parametrize("word", ["no", "0", "Yes", "OFF", "", "None"])
-def test_what_is_meant_as_a_switchs_value_is_no_argument_of_the_script(word):
-    message = refusal([*RUN, "--launcher-log-prefix", word])
-    assert f"--launcher-log-prefix is {word!r}; expected true or false" in message
-    assert parse([*RUN, "--launcher-verbose=true", word], {}).script_args == (word,)
+SWITCHES = [name for name, option in OPTIONS.items() if option.parse is options.switch]
+
+
+@pytest.mark.parametrize("word", ["no", "0", "None", "", "perhaps", "fit", "train.py"])
+@pytest.mark.parametrize("name", map(flag, SWITCHES))
+def test_a_word_after_a_switch_is_its_value_and_no_argument_of_the_script(name, word):
+    for words in ([name, word], [name, word, "t.py"], [f"{name}={word}"]):
+        assert f"{name} is {word!r}; expected true or false" in refusal([*RUN, *words])
+    assert parse([*RUN, f"{name}=true", word], {}).script_args == (word,)
 
 
 @pytest.mark.parametrize("name", ["--launcher-log-dir", "--launcher_script_dir", "--train-script"])
@@ -80,7 +84,7 @@ def test_an_option_is_no_path(name):
         (["--launcher-dry-run", "true"], True, ()),
         (["--launcher-dry-run", "False"], False, ()),  # as the toolkit renders a bool
         (["--launcher-dry-run=false"], False, ()),
-        (["--launcher-dry-run", "x"], True, ("x",)),
+        (["--launcher-dry-run", "--x", "y"], True, ("--x", "y")),
     ],
 )
 def test_switches_need_no_value_or_take_true_and_false(words, value, left):

@@ -88,7 +88,7 @@ def test_what_torchrun_refuses_is_exit_2_with_its_words(start, script, environ, 
 
 SEES = """
 import json, os, sys
-names = ("WORLD_SIZE", "SM_HP_X", "MASTER_ADDR", "OMP_NUM_THREADS", "LAUNCHER_RUN_DIR")
+names = ("WORLD_SIZE", "SM_HP_X", "MASTER_ADDR", "OMP_NUM_THREADS", "LAUNCHER_INIT")
 words = [os.fsencode(word).hex() for word in sys.argv[1:]]
 seen = [words, __spec__.name, sys.path[0], *map(os.environ.get, names)]
 json.dump(seen, open("rank-" + os.environ["RANK"], "w"))
@@ -104,6 +104,7 @@ def test_what_every_rank_is_given(start, script, tmp_path):
     (tmp_path / "package").mkdir()
     script(SEES, "package/tool.py")
     environ = {"PET_NPROC_PER_NODE": "3", "SM_HP_X": "1", "OMP_NUM_THREADS": "7"}
+    environ["LAUNCHER_INIT"] = "none:token"  # of no rank: it may become a user that nobody trusts
     options = ("--train-module", "package.tool", "--launcher-log-dir", "logs")
     host = start(*options, *arguments, **environ)
     assert host.wait() == 0, host.log()

@@ -79,7 +79,7 @@ raise ValueError("loss is nan")
 
 def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script):
     """The log of each ends with it and the times; a rank of the other saves, and one ignores it."""
-    options = (*TWO_RANKS, "--launcher-failure-grace", "5", "--launcher-verbose")
+    options = (*TWO_RANKS, "--launcher-failure-grace", "5", "--launcher-verbose=true")
     hosts = start_two("--train-script", script(FAIL), *options, WITH_A_CODE)
     for host in hosts:
         assert host.wait(60) == 42, host.log()

@@ -99,7 +99,7 @@ class _Init:
     def __init__(self, command: Sequence[str], signals: Signals) -> None:
         self._command, self._signals = command, signals
         self._selector = selectors.DefaultSelector()
-        self.launchers = LauncherRegistry(self._selector)
+        self.launchers = LauncherRegistry(self._selector, self._joined)
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
         self._finish_deadline: float | None = None  # `train`: if a stop came after the job's end
@@ -112,10 +112,9 @@ class _Init:
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
             self._command,
-            {**environ, INIT: self.launchers.name},
+            {**environ, INIT: self.launchers.address},
             hint=hint if self._command[0] == _TRAIN else "",
         )
-        self._selector.register(self.launchers, selectors.EVENT_READ, self._accept)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         while self._process.returncode is None or self.launchers.pids:
             timeout = self._finish_deadline and max(0.0, self._finish_deadline - time.monotonic())
@@ -148,13 +147,12 @@ class _Init:
             )
         return result
 
-    def _accept(self) -> None:
-        for pid in self.launchers.accept():
-            if self._stop_signal:
-                send(pid, self._stop_signal)  # this launcher started after the stop
+    def _joined(self, pid: int) -> None:
+        if self._stop_signal:
+            send(pid, self._stop_signal)  # this launcher started after the stop
 
     def _on_signals(self) -> None:
-        self._accept()  # include a launcher that has just connected
+        self.launchers.accept()  # include a launcher that has just connected
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(self._process)
@@ -204,7 +202,7 @@ def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Si
             job = prepare(words, seen, signals)
             if job and job.coordinator != job.current_host:
                 with System(signals) as system:
-                    supervisor.run(job._replace(plan=error), environ, system)
+                    supervisor.run(job._replace(error=error), environ, system)
             return
 
 

@@ -28,8 +28,6 @@ _OF_TORCHRUN = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",
 }
 _TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
-# Likely attempts at a switch's value, and SageMaker's form of None.
-_NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -112,11 +110,12 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
 def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
     """Take an option's value from the remaining words; a switch needs none.
 
-    SageMaker sends `--flag true`; people type `--flag`. Raises LaunchError.
+    SageMaker sends `--flag true`; people type `--flag`. Another word without a dash might be meant
+    as the value, or as the script's argument. Raises LaunchError.
     """
     following = rest[-1] if rest else ""
     if parser is switch and following.lower() not in SWITCHES:
-        if rest and following.lower() in _NO_SWITCH:
+        if rest and not following.startswith("-"):
             unless = f"if that is an argument of the script, write {name}=true"
             raise UnexpectedError(name, following, f"true or false ({unless})")
         return []

@@ -48,18 +48,19 @@ class LaunchPlan(NamedTuple):
     """One host's share of the job, ready to be started.
 
     `nproc_per_node` is torchrun's argument ("2", or the value of PET_NPROC_PER_NODE);
-    `environment` holds only the variables that are added to the launcher's own.
+    `environment` holds only the variables that are added to the launcher's own. A host that cannot
+    start has an empty plan.
     """
 
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    nproc_per_node: str
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str] = {}
+    nproc_per_node: str = ""
     remark: str = ""  # a line for the log about surprises for the user
     reasons: str = ""  # the variables set for speed, and why
-    fingerprint: Mapping[str, Any] = {}  # must agree on all hosts; by names for messages
+    fingerprint: Mapping[str, Any] = {}  # texts, or lists of them, that must agree; by their names
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
-    tees: bool = False  # torchrun itself copies the ranks' output
+    tees: bool = False  # torchrun itself copies the ranks' output (--tee, --redirects)
     master_addr: str = ""  # the ranks' MASTER_ADDR; "": torchrun's
     program: str = ""  # the program and its versions
 
@@ -79,12 +80,13 @@ def host_and_port(host: str, port: int) -> str:
 class Job(NamedTuple):
     """The hosts, the final options, and this host's plan.
 
-    `plan` is the error instead, if this host cannot start; the other hosts are told.
+    If there is an `error`, this host cannot start; the other hosts are told.
     """
 
     cluster: Cluster
     options: Options
-    plan: LaunchPlan | Exception
+    plan: LaunchPlan = LaunchPlan()
+    error: Exception | None = None
 
     @property
     def current_host(self) -> str:
@@ -107,16 +109,6 @@ class Job(NamedTuple):
         return self.cluster.hosts[1:] if self.has_peers else ()
 
     @property
-    def runner(self) -> str:
-        """The program that runs torchrun, if one does."""
-        return self.plan.runner if isinstance(self.plan, LaunchPlan) else ""
-
-    @property
-    def tees(self) -> bool:
-        """Whether torchrun copies the ranks' output (--tee, --redirects)."""
-        return isinstance(self.plan, LaunchPlan) and self.plan.tees
-
-    @property
     def restart_timeout(self) -> int:
         """How many seconds a restart may wait for hosts to clear, and to find each other again."""
         return self.options.restart_timeout or self.options.start_timeout
@@ -126,17 +118,9 @@ class Job(NamedTuple):
         """Where the torchruns of all hosts meet, on the first host, by its name."""
         return endpoint_at(self.cluster, self.options, self.cluster.hosts[0])
 
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        """The values that must agree between hosts, for messages: a text or a list of texts each.
-
-        It is empty if this host cannot start.
-        """
-        return self.plan.fingerprint if isinstance(self.plan, LaunchPlan) else {}
-
     def lines(self) -> tuple[str, ...]:
         """Return the log lines of the plan: two, and one for surprises."""
-        if isinstance(self.plan, Exception):
+        if self.error:
             return ()
         runs = "runs" if self.plan.nproc_per_node == "1" else "run"
         first = f"{self.summary()} {runs} {self.plan.program}."
@@ -145,8 +129,6 @@ class Job(NamedTuple):
 
     def summary(self) -> str:
         """Return this host's name, and its ranks and devices."""
-        if isinstance(self.plan, Exception):
-            return ""
         cluster, nproc = self.cluster, self.plan.nproc_per_node
         who = f"{cluster.current_host} has node_rank {cluster.node_rank} (nnodes={cluster.nnodes})"
         who += f" in job {cluster.job_name}"

@@ -48,7 +48,7 @@ def prepare(
         if job.has_peers and cluster.node_rank == 0:
             _require_port(job.endpoint)
     except Exception as error:  # the other hosts are told, too
-        return Job(cluster, options, error)
+        return Job(cluster, options, error=error)
     # Logged only now, so that an error is the only line.
     for line in (*given.lines, *without_effect(options, environ)):
         log(line)

@@ -73,11 +73,9 @@ def begin(job: Job, now: float) -> JobStep:
     own = messages.hello(job)
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
     state = JobState(job, joining, own, frozenset(job.members), own.grace)
-    if not job.members:
-        return _start_attempt(state, 1, 0, now)
-    if not job.fingerprint:
+    if job.error:
         return _await_reason(state, job.current_host, now)
-    return state, ()
+    return (state, ()) if job.members else _start_attempt(state, 1, 0, now)
 
 
 def due(state: JobState) -> float:

@@ -165,9 +165,7 @@ Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 def hello(job: Job) -> Hello:
     """Return a host's first message."""
-    values = (
-        {"list of hosts": list(job.cluster.hosts), **job.fingerprint} if job.fingerprint else {}
-    )
+    values = {} if job.error else {"list of hosts": list(job.cluster.hosts), **job.plan.fingerprint}
     return Hello(
         job.cluster.job_name,
         job.current_host,

@@ -98,7 +98,7 @@ def started(state: State, event: Start, now: float) -> Step:
         return state, ()  # a stop arrived first
     again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
     # The program that runs torchrun has no limit.
-    is_unbounded = state.job.runner or 0 < len(again) == state.nproc
+    is_unbounded = state.job.plan.runner or 0 < len(again) == state.nproc
     state = state._replace(
         attempt=event.attempt,
         times=Times(times.began, started=min(times.started, now), attempt=now),
@@ -158,12 +158,12 @@ def left(state: State, event: Leave, now: float) -> Step:
         return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
     phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
     code = 0 if _is_success(state) else 1
-    if not state.torchrun_runs or (code and not state.job.tees):
+    if not state.torchrun_runs or (code and not state.job.plan.tees):
         # torchrun would log much about the ends of its stubs.
         state, actions = _kill_torchrun(state, phase, now)
         return state, (*actions, events.LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
-    if not code and state.job.runner:
+    if not code and state.job.plan.runner:
         by = math.inf
     return state._replace(phase=phase._replace(torchrun_by=by)), (events.LeaveRanks(code),)
 
@@ -217,7 +217,7 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the one that another host reported.
         return state, () if is_first else (Log(line),)
-    if isinstance(phase, Ending) and phase.why is Why.SUCCESS and state.job.runner:
+    if isinstance(phase, Ending) and phase.why is Why.SUCCESS and state.job.plan.runner:
         return _stop_runner(state, phase, number, now)
     return state, (Log(f"{name}: the job is already ending."),)
 
@@ -225,7 +225,7 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
 def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
     """Kill a program that still works after a success: no rank has to save anything."""
     state = state._replace(result=stopped(number))
-    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
+    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.plan.runner}."),)
     if not phase.leaves or phase.gone_by < math.inf:
         return state, lines
     state, actions = _kill_torchrun(state, phase, now)
@@ -423,10 +423,10 @@ def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
 def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
-    if state.job.runner and event.returncode:
+    if state.job.plan.runner and event.returncode:
         state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Running):
-        if state.job.runner and not event.returncode:
+        if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         return state, counted + _failed(state, _of_torchrun(state, event, now))
@@ -454,7 +454,7 @@ def _of_torchrun(state: State, event: events.TorchrunEnded, now: float) -> Failu
         job.current_host,
         job.endpoint,
         seconds,
-        program=job.runner or "torchrun",
+        program=job.plan.runner or "torchrun",
         oom=event.oom,
         had_ranks=bool(state.ranks),
     )

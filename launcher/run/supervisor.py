@@ -30,8 +30,8 @@ from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
-from launcher.job.job import Job, LaunchPlan
-from launcher.job.options import BARS, INTERNAL, JOB_MARK, RUN_DIR
+from launcher.job.job import Job
+from launcher.job.options import BARS, INIT, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir
 from launcher.peers.channel import Channel
@@ -108,12 +108,12 @@ class Supervisor(Stepping):
         self._open.callback(self._journal.close)
         self._keepers = Keepers(system, self._receive, _watch(job, system))
         self._plan = job.plan
-        if isinstance(job.plan, LaunchPlan):
+        if not job.error:
             try:
                 self._folder = self._open.enter_context(system.folder(environ))
                 self._keepers.listen(self._folder)
             except Exception as error:  # before any host has started anything
-                job = job._replace(plan=error)
+                job = Job(job.cluster, job.options, error=error)
         self._open.callback(self._keepers.close)
         noted = functools.partial(self._journal.note, history.of_run)
         name = "run" if job.options.verbose else ""
@@ -158,8 +158,8 @@ class Supervisor(Stepping):
         if not isinstance(self.state.phase, Done):
             self._begin_warm()
             self._channel.begin()
-        if isinstance(self.state.job.plan, Exception):
-            self._cannot_start(self.state.job.plan)
+        if self.state.job.error:
+            self._cannot_start(self.state.job.error)
 
     def _due(self) -> float:
         due = min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
@@ -221,7 +221,7 @@ class Supervisor(Stepping):
                 break
             yield _LOOK_SECONDS
         result = self.state.result or failure.result
-        if result == SUCCESS and self.state.job.runner and self.state.torchrun_runs:
+        if result == SUCCESS and self.state.job.plan.runner and self.state.torchrun_runs:
             result = failure.result  # the program was killed
         before, report = self.state, events.Report(Failed(self.state.attempt, failure))
         self.state = before._replace(phase=Done(), result=result)
@@ -316,8 +316,6 @@ class Supervisor(Stepping):
 
     def _start_torchrun(self) -> None:
         job, plan = self.state.job, self.state.job.plan
-        if isinstance(plan, Exception):
-            return  # an error that is about to be reported
         environ = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
@@ -345,15 +343,16 @@ class Supervisor(Stepping):
         environ: dict[str, str | None] = dict.fromkeys((*INTERNAL, "LAUNCHER_STUB_GRACE"))
         environ |= {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
         environ[RUN_DIR], environ[JOB_MARK] = None, os.path.basename(self._folder)
+        environ[INIT] = None  # a rank is no launcher, and may become a user that is not trusted
         environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt - 1)
         environ["TORCHELASTIC_MAX_RESTARTS"] = str(options.max_restarts)
-        if isinstance(self._plan, LaunchPlan) and self._plan.master_addr:
+        if self._plan.master_addr:
             environ["MASTER_ADDR"] = self._plan.master_addr
         if port:
             environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if options.watch:
             environ["LAUNCHER_WATCHER"] = IN_RANK
-        log, tees = history.logs_folder(self._environ, options.log_dir), self.state.job.tees
+        log, tees = history.logs_folder(self._environ, options.log_dir), self._plan.tees
         if log:
             folder = host_folder(os.path.abspath(log), self.state.job.current_host)
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
@@ -376,7 +375,7 @@ class Supervisor(Stepping):
         self._keepers.end(action)
 
     def _do_leave_ranks(self, action: events.LeaveRanks) -> None:
-        if self._torchrun and not self.state.job.tees:
+        if self._torchrun and not self._plan.tees:
             self._torchrun.is_muted = True
         self._keepers.leave(action.exit_code)
 
@@ -385,14 +384,14 @@ class Supervisor(Stepping):
 
     def _kill_torchrun(self) -> None:
         if self._torchrun and self.state.torchrun_runs:
-            self._system.kill_tree(self._torchrun.pid, below=bool(self.state.job.runner))
+            self._system.kill_tree(self._torchrun.pid, below=bool(self._plan.runner))
 
     # Helpers.
 
     def _begin_warm(self) -> None:
         """Start the process that imports torch and forks keepers (warm/)."""
         job, plan = self.state.job, self.state.job.plan
-        if isinstance(plan, LaunchPlan) and plan.warm:
+        if plan.warm:
             environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
             self._warm = Warm(self._system, plan, job.options, environ, self._folder)
             self._open.callback(self._warm.close)
@@ -400,8 +399,6 @@ class Supervisor(Stepping):
     def _make_store(self) -> None:
         """Have a helper make the next attempt's store; report its port to the coordinator."""
         plan = self.state.job.plan
-        if isinstance(plan, Exception):
-            return
         if self._store is None:
             environ = {**self._environ, **plan.environment, "OMP_NUM_THREADS": "1"}
             python = plan.argv[plan.argv.index("--") + 1]

@@ -29,7 +29,7 @@ FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
 _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
 
 
-def job_of(job: Job, name: str, plan: LaunchPlan | Exception) -> HostsJob:
+def job_of(job: Job, name: str, plan: LaunchPlan, error: Exception | None = None) -> HostsJob:
     """Return the job as a host sees it."""
     options = Options(
         max_restarts=job.plan.max_restarts,
@@ -41,7 +41,7 @@ def job_of(job: Job, name: str, plan: LaunchPlan | Exception) -> HostsJob:
         hang_notify=HANG_NOTIFY,
         hang_timeout=job.plan.hang_timeout or math.inf,
     )
-    return HostsJob(Cluster(job.names, name, "job", 0, 0, ""), options, plan)
+    return HostsJob(Cluster(job.names, name, "job", 0, 0, ""), options, plan, error)
 
 
 class Launcher:
@@ -68,11 +68,9 @@ class Launcher:
         runner = "" if job.plan.runner is None else COMPILE
         argv = ("python", "--", "python", "stub.py")
         agree = other if differs else FINGERPRINT
-        plan: LaunchPlan | LaunchError
         plan = LaunchPlan(argv, {}, "1", fingerprint=agree, runner=runner)
-        if cannot:
-            plan = LaunchError("--train-script: there is none")
-        of_host: Any = job_of(job, machine.name, plan), {}, self.system
+        error = LaunchError("--train-script: there is none") if cannot else None
+        of_host: Any = job_of(job, machine.name, plan, error), {}, self.system
         self.supervisor = Supervisor(*of_host, start_torchrun=start)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from launcher.job.job import LaunchPlan
 from launcher.peers.messages import hello as hello_of
 from launcher.peers.messages import to_wire
 from launcher.text.protocol import encoded
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def says(kind: int, job: Job, host: str) -> tuple[Mapping[str, Any], ...]:
     """Return what a stranger of a kind says; from IMPOSTORS on it knows the job's hosts."""
-    true = hello_of(job_of(job, host, FINGERPRINT))
+    true = hello_of(job_of(job, host, LaunchPlan(fingerprint=FINGERPRINT)))
     hello, fingerprint = to_wire(true), true.fingerprint
     failure = {"cause": "OWN", "exit_code": 1, "text": "\x1b[31mforged\n"}
     failure.update(may_restart=True, rank=0, broken="")
