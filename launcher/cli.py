@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher import PACKAGE, __version__
-from launcher.container.presence import registered
+from launcher.container.presence import Report, registered
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.host.system import System
@@ -45,7 +45,14 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     # From here on stops are recorded, even before there is anything to stop.
     with Signals() as signals, registered({} if name in _BESIDE else environ) as report:
         try:
-            result = _run(name, argv, environ, signals, report)
+            if name == "init":
+                from launcher.container import init  # a job does not need it
+
+                result = init.run(argv, environ, signals)
+            elif name:
+                result = _run_tool(name, argv, environ, signals)
+            else:
+                result = _launch(argv, environ, signals, report)
         except LaunchError as error:
             result = _failed(of_error(error), [str(error)], environ)
         except Exception as error:  # the launcher's own, before or after the job
@@ -72,22 +79,6 @@ def _requested_text(argv: Sequence[str]) -> str:
 
         return help_text()
     return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
-
-
-def _run(
-    name: str,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    signals: Signals,
-    report: Callable[[None], None],
-) -> Result:
-    if name == "init":
-        from launcher.container import init  # a job does not need it
-
-        return init.run(argv, environ, signals)
-    if name:
-        return _run_tool(name, argv, environ, signals)
-    return _launch(argv, environ, signals, report)
 
 
 def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) -> Result:
@@ -133,10 +124,7 @@ def _run_tool(
 
 
 def _launch(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    signals: Signals,
-    report: Callable[[None], None],
+    argv: Sequence[str], environ: Mapping[str, str], signals: Signals, report: Report
 ) -> Result:
     require_files()  # the launcher cannot work without them
     job = prepare(argv, environ, signals)

@@ -20,12 +20,13 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Callable
+from typing import Callable, Optional
 
 from launcher.job.options import INIT
 from launcher.result.causes import Result
 from launcher.text.log import log
 
+Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
 _INIT_SECONDS = 2  # for an init to accept a connection, or to read from it
 _BACKLOG = 128  # pending connections
@@ -33,7 +34,7 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: unix(7), struct ucred
 
 
 @contextlib.contextmanager
-def registered(environ: Mapping[str, str]) -> Iterator[Callable[[Result | None], None]]:
+def registered(environ: Mapping[str, str]) -> Iterator[Report]:
     """Connect to the init, if there is one; yield a function that reports the launcher's result.
 
     None is the result of what was no launcher of a job: a dry run.
