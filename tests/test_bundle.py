@@ -4,7 +4,6 @@ What the program does is in the other tests; here is what differs for one file.
 """
 
 import os
-import re
 import shlex
 import shutil
 import stat
@@ -237,18 +236,3 @@ def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
         f"launcher: cannot unpack {one_file} into {host.tmp} (File too large); set " in host.failure
     )
     assert host.leftovers() == [] and os.listdir(host.tmp) == []
-
-
-@pytest.mark.torch
-@pytest.mark.systems
-def test_smddps_open_implementation_trains(one_file, start, script):
-    where = "import smdistributed.dataparallel.torch.torch_smddp as s; print(s.__file__)"
-    host = start(
-        "--launcher-smddp-compat",
-        "--train-script",
-        script(where),
-        command=[sys.executable, one_file],
-    )
-    assert host.wait() == 0, host.log()
-    assert re.match(rf"{re.escape(str(host.tmp))}/sm-launch-\S+/smddp/smdistributed/", host.out)
-    assert host.leftovers() == []

@@ -65,36 +65,6 @@ def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start
     assert re.search(r'launcher:     File ".*script.py", line 10, in load\n', hosts[0].err), log
 
 
-STOPPED = """
-import datetime, os, signal
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
-dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1:
-    os.kill(os.getpid(), signal.SIGSTOP)
-dist.all_reduce(torch.ones(1))
-"""
-
-
-@recorded
-def test_the_failure_reason_names_the_rank_that_is_absent(start, script):
-    """Though gloo's own time-out is first, which the waiting rank raises."""
-    options = (*OPTIONS, "--launcher-nproc-per-node", "2", "--launcher-failure-grace", "1")
-    host = start("--train-script", script(STOPPED), *options)
-    assert host.wait() == 1, host.log()
-    first, second = host.failure.splitlines()[:2]
-    expected = (
-        r"ranks have made no progress for [\d.]+ s: localhost, rank 1 \(local rank 1\) is "
-        r"absent from "
-        r"all_reduce #2 of the default group, where 1 other is waiting; "
-        r"rank 1 does not answer: it is suspended \(SIGSTOP\)\."
-    )
-    assert re.fullmatch(expected, first), host.log()
-    assert second.startswith("localhost, rank 0 (local")
-    assert host.leftovers() == []
-
-
 COUNTED = """
 import time
 import torch, torch.distributed as dist
@@ -162,28 +132,6 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
     )
     where = "where 1 other is waiting; rank 0 is in save, script.py:12."
     assert any(line.endswith(where) for line in said), host.log()
-
-
-RUNS_ON = """
-import os, threading, time
-def upload():
-    time.sleep(3600)
-if os.environ["RANK"] == "1":
-    open("starts", "a").write("x")
-    threading.Thread(target=upload, name="uploader").start()
-"""
-RETURNED = "rank 1's script has ended, but its process is still running: "
-
-
-def test_a_rank_that_runs_on_after_its_script_is_said_and_never_restarted(start, script, tmp_path):
-    options = ("--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "4")
-    options += ("--launcher-max-restarts", "2", "--launcher-failure-grace", "1")
-    host = start("--train-script", script(RUNS_ON), *OPTIONS, *options)
-    words = r'thread "uploader", in upload, script\.py:4\.'
-    assert host.wait() == 75, host.log()
-    assert re.search(rf"^launcher: {RETURNED}{words}$", host.err, re.MULTILINE), host.log()
-    assert re.match(rf"{RETURNED}{words}\nexit code 75 ", host.failure), host.log()
-    assert (tmp_path / "starts").read_text() == "x" and host.leftovers() == []
 
 
 HELD = """

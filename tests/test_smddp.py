@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, SYSTEMS, ports
+from conftest import REPO, SYSTEMS
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
@@ -148,33 +148,6 @@ def test_an_image_with_modelparallel_alone(site_packages):
         smddp.chosen(os.environ)
 
 
-def test_the_plan_without_the_option_has_nothing_of_it(script, pretend_torch):
-    pretend_torch("2.13.0")
-    command = [*LAUNCHER, "--train-script", script(""), "--launcher-dry-run"]
-    plain = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "PYTHONPATH" not in plain.stdout
-    assert "smdistributed" not in plain.stdout + plain.stderr
-    ours = subprocess.run([*command, OPTION, "true"], capture_output=True, text=True, check=True)
-    assert f"{os.pathsep}{smddp.OURS}" in ours.stdout
-    assert ours.stderr.count(OWN) == 1
-
-
-def test_hosts_that_differ_in_their_library_do_not_start(start, script, pretend_torch):
-    pretend_torch("2.13.0")
-    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "TRAINING_JOB_NAME": "job", **ports()}
-    path = script("")
-    one, other = (
-        start("--train-script", path, host=name, SM_CURRENT_HOST=name, **common, **own)
-        for name, own in (("127.0.0.1", {}), ("127.0.0.2", {"LAUNCHER_SMDDP_COMPAT": "true"}))
-    )
-    says = (
-        f"differ in their smdistributed.dataparallel ({OPTION}): 'none' and \"the launcher's own\""
-    )
-    for host in (one, other):
-        assert host.wait() == 2, host.log()
-        assert says in host.failure
-
-
 def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed():
     def files(folder):
         return {path.relative_to(folder) for path in Path(folder).rglob("*.py")}
@@ -197,16 +170,3 @@ def test_a_script_that_misses_the_library_is_told_of_the_option(module, hint):
     line = of_rank(RankFailure(0, 0, 1, chain=(link,)), "algo-1").headline
     text = f"algo-1, rank 0 (local rank 0) failed with ModuleNotFoundError: {link.message}"
     assert line == text + (f" (see {OPTION})" if hint else "")
-
-
-# Under the launcher, with all processes that a script may start.
-
-
-@pytest.mark.torch
-@pytest.mark.systems
-def test_without_the_option_there_is_no_such_module(start):
-    host = start("--train-script", SYSTEMS / "smddp_mnist.py")
-    assert host.wait() == 1
-    says = "failed with ModuleNotFoundError: No module named 'smdistributed' (see --launcher-"
-    assert says in host.failure.splitlines()[0]
-    assert host.err.count("smddp-compat") == 1

@@ -2,99 +2,38 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import LAUNCHER, ended_by, poll
+from conftest import LAUNCHER, poll
 
 from launcher.peers import coordinator
 from launcher.peers.events import Arrived
 from launcher.peers.messages import Hello
 from launcher.text.log import described
 
-SAVES = """
-import os, signal, sys, time
-def stop(number, _):
-    open(f"heard-{os.environ['RANK']}", "w").close()
-    sys.exit(143)
-signal.signal(signal.SIGTERM, stop)
-print("runs", flush=True)
-while True:
-    time.sleep(0.05)
-"""
-ON_TWO_HOSTS = """
-import os, time
-print("runs", flush=True)
-while not os.path.exists("now"):
-    time.sleep(0.05)
-if os.environ["RANK"] == "1":
-    raise ValueError("loss is nan")
-time.sleep(600)
-"""
 
+@pytest.fixture
+def read_full_pipe(tmp_path):
+    """Fill the pipe `full`; return what reads all that is in it, and what then comes."""
+    os.mkfifo(tmp_path / "full")
+    fd = os.open(tmp_path / "full", os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(fd, b"." * 4096)
 
-class FullPipe:
-    """A pipe that is full from the beginning; `command` has it as stderr."""
-
-    def __init__(self, path: str) -> None:
-        os.mkfifo(path)
-        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(self.fd, b"." * 4096)
-        self._with_it = ["sh", "-c", f'exec "$@" 2>{path}', "sh"]
-
-    def command(self, *words: str) -> list[str]:
-        return [*self._with_it, *LAUNCHER, *words]
-
-    def read(self) -> str:
-        """Return what is in it, and what has been waiting for that to be read."""
+    def read() -> str:
         data = b""
         with contextlib.suppress(BlockingIOError):
             while True:
-                data += os.read(self.fd, 65536)
+                data += os.read(fd, 65536)
         return data.decode().lstrip(".")
 
-
-@pytest.fixture
-def full_pipe(tmp_path):
-    pipe = FullPipe(str(tmp_path / "full"))
-    yield pipe
-    os.close(pipe.fd)
-
-
-@pytest.mark.torch
-def test_a_stop_reaches_the_ranks_though_nobody_reads_the_log(start, script, full_pipe):
-    """Neither the launcher's nor that of the init above it."""
-    command = full_pipe.command("init", *LAUNCHER)
-    host = start("--train-script", script(SAVES), command=command)
-    host.wait_for("runs")
-    host.signal(signal.SIGTERM)
-    poll(lambda: os.path.exists("heard-0"))
-    log = full_pipe.read()
-    assert host.wait() == ended_by(signal.SIGTERM)
-    log += full_pipe.read()
-    assert "SIGTERM (signal 15): stopping" in log and "killing it" not in log
-    assert host.failure is None and host.leftovers() == []
-
-
-@pytest.mark.torch
-def test_a_failure_ends_all_hosts_though_nobody_reads_the_log(start_two, script, full_pipe):
-    hosts = start_two(
-        *("--train-script", script(ON_TWO_HOSTS), "--launcher-failure-grace", "3"),
-        command=full_pipe.command(),
-    )
-    for host in hosts:
-        host.wait_for("runs")
-    open("now", "w").close()
-    assert [host.wait() for host in hosts] == [1, 1]
-    first, second = (host.failure for host in hosts)
-    assert first == second and "rank 1 (local rank 0) failed with ValueError: loss is nan" in first
-    assert [host.leftovers() for host in hosts] == [[], []]
+    yield read
+    os.close(fd)
 
 
 WRITES = """
@@ -132,17 +71,17 @@ flush()
 """
 
 
-def test_lines_that_nobody_reads_are_counted(full_pipe, tmp_path):
+def test_lines_that_nobody_reads_are_counted(read_full_pipe, tmp_path):
     """A thousand wait for a reader; the others are lost, and that is said where they would be."""
     command = ["sh", "-c", f'exec "$@" 2>{tmp_path / "full"}', "sh", sys.executable, "-c", LOG]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.readline() == "logged\n"
         data: list[str] = []
-        poll(lambda: data.append(full_pipe.read()) or "not written" in "".join(data))
+        poll(lambda: data.append(read_full_pipe()) or "not written" in "".join(data))
         process.stdin.close()
         assert process.wait(60) == 0
-    lines = "".join([*data, full_pipe.read()]).splitlines()
+    lines = "".join([*data, read_full_pipe()]).splitlines()
     assert lines[:1000] == [f"launcher: line {number}" for number in range(1000)]
     lost = "launcher: 2000 lines of this log were not written, because nothing was reading it."
     assert lines[1000:] == [lost, "launcher: the last line"]

@@ -2,20 +2,12 @@
 
 import signal
 
-import psutil
 import pytest
 from conftest import LAUNCHER, ended_by, poll
 from network import in_namespaces
 
 pytestmark = pytest.mark.torch
 
-# An entry point that syncs checkpoints beside the training, as with `aws s3 sync`.
-WITH_A_LOOP = """\
-#!/bin/sh
-(while true; do sleep 0.1; done) &
-echo $! > loop
-exec "$@"
-"""
 SAVES = """
 import signal, sys, time
 def stop(number, _):
@@ -25,30 +17,6 @@ signal.signal(signal.SIGTERM, stop)
 print("runs", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def entry_point(script) -> list[str]:
-    path = script(WITH_A_LOOP, "entry.sh")
-    path.chmod(0o755)
-    return [str(path), *LAUNCHER]
-
-
-def loop_runs() -> bool:
-    with open("loop") as file:
-        return psutil.Process(int(file.read())).status() != psutil.STATUS_ZOMBIE
-
-
-def test_a_stop_does_not_wait_for_a_loop_of_the_entry_point(start, script, entry_point):
-    options = ("--train-script", script(SAVES), "--launcher-grace", "600")
-    host = start(*options, command=entry_point)
-    host.wait_for("runs")
-    host.signal(signal.SIGTERM)
-    assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
-    assert "saved\n" in host.out and "left running" not in host.err
-    assert loop_runs()
-
-
 HIDDEN = """\
 #!/bin/sh
 mount -t proc -o hidepid=1 proc /proc

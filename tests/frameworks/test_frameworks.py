@@ -130,6 +130,7 @@ model = Model()
 """
 
 
+@pytest.mark.timeout(1800)  # for twenty starts
 def test_the_pages_example_of_lightning_saves_at_any_moment_and_goes_on(run, ours, script, folder):
     """Twenty stops of one training, which goes on from each: in epochs, validations, at their end.
 
@@ -232,25 +233,9 @@ def test_a_folder_of_hydra_by_the_time_is_another_one_after_a_restart(run, ours)
     assert said(host)[1]["resumed"] == 0, host.log()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "exit_code", "says"),
-    [
-        ("with_lightning", ["FOLDER", "fail"], 1, "failed with ValueError: loss is nan"),
-        (
-            "with_hydra",
-            ["event=raise", "hydra.run.dir=FOLDER"],
-            1,
-            "failed with ValueError: loss is nan",
-        ),
-        ("with_click", ["train", "x", "--lr", "nan"], 2, "exited: loss is nan"),
-    ],
-    ids=["lightning", "hydra", "click"],
-)
-def test_a_failure_file_names_what_the_framework_has_caught(
-    name, arguments, exit_code, says, run, ours
-):
-    """They save or print it in their own way, and raise it again or call sys.exit() for it."""
-    host = run(ours(), name, *arguments)
-    assert host.wait(120) == exit_code, host.log()
+def test_a_failure_file_names_what_click_has_caught(run, ours):
+    """It prints it in its own way, and calls sys.exit() for it."""
+    host = run(ours(), "with_click", "train", "x", "--lr", "nan")
+    assert host.wait(120) == 2, host.log()
     first = host.failure.splitlines()[0]
-    assert re.fullmatch(rf"localhost, rank [01] \(local rank [01]\) {says}", first)
+    assert re.fullmatch(r"localhost, rank [01] \(local rank [01]\) exited: loss is nan", first)

@@ -35,11 +35,6 @@ def test_ranks_from_the_list_of_hosts_train_on_two_hosts(start_two):
         assert host.leftovers() == []
 
 
-def test_ranks_from_the_list_of_hosts_on_one_host(ranks):
-    done = ranks.run(SYSTEMS / "ranks_from_hosts.py", "--hosts", '["localhost"]', count=1)
-    assert done.codes == [0] and done.out.startswith("rank 0 of 1: loss "), done.err
-
-
 @pytest.mark.parametrize(
     ("count", "variables", "says"),
     [
@@ -55,19 +50,6 @@ def test_ranks_from_the_list_of_hosts_need_a_launcher_and_the_list(ranks, count,
     variables = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", **variables}
     done = ranks.run(SYSTEMS / "ranks_from_hosts.py", count=count, **variables)
     assert (done.codes, done.err) == ([1], f"ranks_from_hosts.py: {says}\n")
-
-
-@pytest.mark.systems
-def test_ranks_from_the_list_of_hosts_are_not_those_of_two_processes(start):
-    host = start("--train-script", SYSTEMS / "ranks_from_hosts.py", *TWO_RANKS)
-    assert host.wait() == 1
-    line = (
-        "2 processes run on localhost, and all of them would be rank 0; expected one on each host: "
-        "--launcher-nproc-per-node 1\n"
-    )
-    assert host.err.count(f"\nranks_from_hosts.py: {line}") == 1
-    assert line[:-1] in host.failure
-    assert host.leftovers() == []
 
 
 @pytest.mark.parametrize(
