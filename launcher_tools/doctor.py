@@ -6,17 +6,12 @@ thread of its own, so that a hanging check holds up neither the others nor a sto
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait as wait_for
 from typing import NamedTuple
 
 from launcher import __version__
 from launcher.errors import LaunchError, NothingToRunError
-from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
 from launcher.job.job import Cluster, Job
 from launcher.job.options import Options
@@ -25,27 +20,13 @@ from launcher.result.causes import PROBLEMS, SUCCESS, Result, stopped
 from launcher.result.failure import write_failure
 from launcher.text.log import kept, log, show
 from launcher.text.words import plural, printable, signal_name
-from launcher_tools import doctor_checks as checks
-from launcher_tools.doctor_checks import OK, PROBLEM, WARNING, Finding, in_thread
+from launcher_tools.doctor_checks import CHECKS, OK, PROBLEM, WARNING, at_once
 
 # Stands for the script if none is named: one of Python's own modules. It is never started.
 _ANY = ("--train-module", "site")
 _NOTHING = Cluster((), "", "", 0, 0, "")  # no known hosts
-_POLL_SECONDS = 0.05
-# For all checks together. An import of torch from a new disk can take most of a minute.
+# For all checks together.
 SECONDS = 70
-TORCH_SECONDS = 60
-CHECKS = {
-    "names": checks.names,
-    "interface": checks.interface,
-    "ports": checks.ports,
-    "efa": checks.efa,
-    "devices": checks.devices,
-    "torch": lambda job, environ: checks.torch(job, _torch(job, environ)),
-    "disk": checks.disk,
-    "limits": checks.limits,
-    "stop": checks.stop,
-}
 HELP = """\
 usage: sm-launch doctor [--json] [JOB ARGUMENT ...]
 
@@ -65,6 +46,13 @@ class ReportLine(NamedTuple):
     level: str
     seen: str
     to_do: str = ""
+
+
+_LATE = (
+    WARNING,
+    f"could not be checked within {SECONDS} s: a file system, a driver or DNS hangs",
+    "check what is mounted here (FSx, EFS, S3), and this container's DNS",
+)
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -89,24 +77,9 @@ def _report(
     job, has_script = planned(argv, environ, signals)
     if job is None:
         return Job(_NOTHING, Options()), [ReportLine("job", OK, line) for line in logged]
-    deadline = time.monotonic() + SECONDS
-    started = {
-        name: in_thread(lambda check=check: [*check(job, environ)])
-        for name, check in CHECKS.items()
-    }
-    while time.monotonic() < deadline and not signals.stop():
-        if not wait_for(started.values(), _POLL_SECONDS).not_done:
-            break
-    report = []
-    for name, future in started.items():
-        late = Finding(
-            WARNING,
-            f"could not be checked within {SECONDS} s: a file system, a driver or DNS hangs",
-            "check what is mounted here (FSx, EFS, S3), and this container's DNS",
-        )
-        report += [
-            ReportLine(name, *found) for found in (future.result() if future.done() else [late])
-        ]
+    asked = {name: lambda c=check: [*c(job, environ)] for name, check in CHECKS.items()}
+    found = at_once(asked, SECONDS, signals)
+    report = [ReportLine(name, *finding) for name in CHECKS for finding in found.get(name, [_LATE])]
     return job, [*report, *_of_job(job, logged, has_script=has_script)]
 
 
@@ -142,16 +115,6 @@ def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[Report
     ]
     alone = "" if has_script else "no script was given, so only this host was checked; "
     return [*report, ReportLine("job", OK, alone + job.summary())]
-
-
-def _torch(job: Job, environ: Mapping[str, str]) -> Answer:
-    """Have a child process import torch; return its answer."""
-    spec = importlib.util.find_spec("launcher_tools.doctor_probe")
-    source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
-    # `-c` puts the current folder first, where the user may have a json.py.
-    text = f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
-    command = (sys.executable, "-c", text, str(job.cluster.num_gpus))
-    return ask(command, environ, TORCH_SECONDS)
 
 
 # The report
