@@ -1,45 +1,30 @@
 """What promises are judged by: facts of one simulated job, and the register of all promises.
 
-A promise bears the words of README.md or docs/ that make it; a test looks whether they are there.
+A promise bears the words of README.md or docs/ that make it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from launcher.result.causes import Result
+from simulation.faults import LOSSES, What
 from simulation.launcher import Launcher
 from simulation.machine import Machine
-from simulation.plan import What
-from simulation.strangers import IMPOSTORS
 from simulation.watch import Broken, Happened, Watch
 
 Promise = Callable[[Watch], Iterator[str]]
-PROMISES: dict[str, Promise] = {}
-
-STOPS = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
-LOSSES = (
-    What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
-    What.RESET, What.HALF_OPEN, What.STOPS_READING, What.LAUNCHER_STOPS,
-)  # fmt: skip
-RANK_FAILURES = tuple(What)[: tuple(What).index(What.HANGS)]
-HANGS = (What.TORCHRUN_HANGS, What.TORCHRUN_STUCK, What.KEEPER_HANGS)
-HELD = (What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK)
-KEEPERS = (What.KEEPER_KILLED, What.STUB_KILLED)
-OF_TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED, *KEEPERS, *HANGS)
-STORES = (What.STORE_FAILS, What.STORE_KILLED, What.STORE_SLOW)
-MISCONFIGURED = (
-    What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
-    What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS, What.NO_FOLDER,
-)  # fmt: skip
-PAUSES = (What.LAUNCHER_PAUSES, What.LAUNCHER_STOPS)
-SLOW = (*PAUSES, What.DELAY)
+PROMISES: dict[str, tuple[Promise, tuple[What, ...]]] = {}
 
 
-def promise(sentence: str) -> Callable[[Promise], Promise]:
-    """Name the function below after the words that it holds; it yields how that is broken."""
+def promise(sentence: str, *, unless: tuple[What, ...] = ()) -> Callable[[Promise], Promise]:
+    """Name the function below after the words that it holds; it yields how that is broken.
+
+    `unless` the plan has one of these faults, whether that took effect or not.
+    """
 
     def register(check: Promise) -> Promise:
-        PROMISES[sentence] = check
+        PROMISES[sentence] = check, unless
         return check
 
     return register
@@ -48,8 +33,9 @@ def promise(sentence: str) -> Callable[[Promise], Promise]:
 def broken(watch: Watch) -> list[Broken]:
     """Return the promises that a job has not kept."""
     found = list(watch.broken)
-    for sentence, check in PROMISES.items():
-        found += [Broken(sentence, how) for how in check(watch)]
+    for sentence, (check, unless) in PROMISES.items():
+        if not planned(watch, *unless):
+            found += [Broken(sentence, how) for how in check(watch)]
     return found
 
 
@@ -58,9 +44,9 @@ def launchers(watch: Watch) -> list[Launcher]:
     return [machine.launcher for machine in watch.job.machines if machine.launcher]
 
 
-def ended(watch: Watch) -> list[Launcher]:
+def ended(watch: Watch) -> list[tuple[Launcher, Result]]:
     """Return those that have ended with a result."""
-    return [one for one in launchers(watch) if one.result is not None]
+    return [(one, one.result) for one in launchers(watch) if one.result is not None]
 
 
 def has(watch: Watch, *kinds: What) -> list[Happened]:
@@ -78,13 +64,11 @@ def seconds_of(watch: Watch, *kinds: What) -> float:
     return sum(fault.amount for fault in watch.job.plan.faults if fault.what in kinds)
 
 
+def interrupted(watch: Watch) -> set[Machine]:
+    """Return the hosts that had Ctrl-C three times: a launcher ends at once then."""
+    return {one.machine for one in launchers(watch) if len(one.stops) >= 3}
+
+
 def lost(watch: Watch) -> set[Machine]:
     """Return the hosts whose word cannot be expected to reach the others, or theirs them."""
-    # The third Ctrl-C ends a launcher at once, whatever the others know.
-    thrice = {one.machine for one in launchers(watch) if len(one.stops) >= 3}
-    return {one.machine for one in has(watch, *LOSSES)} | thrice
-
-
-def impostors(watch: Watch) -> bool:
-    """Tell whether somebody connects who knows the job's hosts, and is none of them."""
-    return any(f.what is What.STRANGER and f.amount >= IMPOSTORS for f in watch.job.plan.faults)
+    return {one.machine for one in has(watch, *LOSSES)} | interrupted(watch)

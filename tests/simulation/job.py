@@ -7,26 +7,18 @@ import signal
 from typing import Any, Callable
 
 from simulation.clock import Clock
+from simulation.faults import CONNECTIONS, LASTING, Fault, What
 from simulation.keeper import of as keeper_of
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
 from simulation.network import Network
-from simulation.pipe import Pipe
-from simulation.plan import Fault, Plan, What
+from simulation.plan import Plan
 from simulation.ranks import Rank, World
-from simulation.store import Meeting
-from simulation.strangers import Stranger
+from simulation.strangers import connect
+from simulation.system import Pipe
 from simulation.watch import Watch
 
 LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
-
-# What is a property of the job from its start, not a moment of it.
-_FROM_THE_START = (
-    What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
-    What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.SAVES_LONGER, What.NO_FOLDER,
-    What.STARTS_SLOWLY, What.STORE_FAILS, What.STORE_SLOW,
-)  # fmt: skip
 
 
 class Job:
@@ -41,35 +33,24 @@ class Job:
         self.machines: list[Machine] = []
         self.machines += [Machine(self, number) for number in range(plan.hosts)]
         self.network = Network(self)
-        self.meeting = Meeting(self)
         self.worlds: dict[int, World] = {}  # by attempt
-        self.ports: list[int] = []  # of the ranks' stores
-        self.processes: dict[int, Process] = {}  # all that were ever started
-        self._pid = 100
-
-    def next_pid(self) -> int:
-        """Return a pid that no other process of the job has had."""
-        self._pid += 1
-        return self._pid
+        self.processes: dict[int, Process] = {}  # all that were ever started, by pid
 
     def run(self) -> Watch:
         """Let everything happen; return what was seen."""
-        late = {}
+        for machine in self.machines:
+            late, delay = self.of(machine, What.HOST_LATE), self.of(machine, What.DELAY)
+            machine.delay = delay.amount if delay else 0.0
+            at = late.amount if late else self.random.uniform(0, 0.5)
+            if not self.of(machine, What.HOST_ABSENT):
+                self.clock.at(at, self._start_launcher, machine)
         for fault in self.plan.faults:
-            if fault.what is What.HOST_LATE:
-                late[fault.host] = fault.amount
-            if fault.what is What.HOST_ABSENT:
-                late[fault.host] = LONGEST
-            if fault.what is What.DELAY:
-                self.machines[fault.host].delay = fault.amount
             if fault.what is What.PORT_TAKEN:
                 self.network.taken_until = fault.amount
-            if fault.what not in _FROM_THE_START:
-                self.clock.at(fault.at, self._happens, fault)
-        for machine in self.machines:
-            at = late.get(machine.number, self.random.uniform(0, 0.5))
-            if at < LONGEST:
-                self.clock.at(at, self._start_launcher, machine)
+            hosts = range(self.plan.hosts) if fault.what is What.STOP_ALL else [fault.host]
+            for host in hosts if fault.what not in LASTING else ():
+                for again in range(3 if fault.what is What.CTRL_C_THRICE else 1):
+                    self.clock.at(fault.at + 0.3 * again, self._happens, fault, self.machines[host])
         with self.watch.over_steps():
             self.clock.run(LONGEST)
         return self.watch
@@ -82,41 +63,40 @@ class Job:
         return None
 
     def _start_launcher(self, machine: Machine) -> None:
-        if not machine.is_up:
-            return
-        machine.has_started = True
-        machine.launcher = Launcher(self, machine)
-        machine.launcher.begin()
+        if machine.is_up:
+            machine.has_started = True
+            machine.launcher = Launcher(self, machine)
+            machine.launcher.begin()
 
     def world(self, attempt: int) -> World:
         """Return all ranks of an attempt, on all hosts."""
         return self.worlds.setdefault(attempt, World(self.plan.nproc * self.plan.hosts))
 
-    def loses_store(self, attempt: int) -> None:
-        """The store of an attempt's ranks is gone, 0: that of torchrun, of those which use it."""
+    def loses_store(self, holder: object) -> None:
+        """Who holds a store of ranks is gone."""
         for world in self.worlds.values():
             for rank in world.ranks:
-                if rank.attempt == attempt if attempt else not rank.port:
+                if rank.store is holder:
                     rank.loses_store()
 
-    def lose_store(self, machine: Machine) -> None:
-        """A machine is gone, or out of reach: so is the store that it holds."""
+    def _lose_stores(self, machine: Machine) -> None:
+        """A machine is gone, or out of reach: so are the stores that it holds."""
         if machine.torchrun:
-            self.meeting.ends(machine.torchrun)
+            machine.torchrun.is_out_of_reach()
         if machine.store:
-            machine.store.on_end()
+            self.loses_store(machine.store)
 
     # Faults
 
-    def _happens(self, fault: Fault) -> None:
-        machine = self.machines[fault.host % len(self.machines)]
+    def _happens(self, fault: Fault, machine: Machine) -> None:
         self.watch.note(f"FAULT: {fault.what.value}", machine.name)
-        if fault.what not in _TO_A_PROCESS:
+        whose, act = _TO_A_PROCESS.get(fault.what, ("", None))
+        keeper = keeper_of(machine, fault.local_rank)
+        of_rank = {"keeper": keeper, "stub": keeper and keeper.parent}
+        process: Any = of_rank[whose] if whose in of_rank else getattr(machine, whose, None)
+        if act is None:
             _FAULTS.get(fault.what, Job._to_rank)(self, fault, machine)
-            return
-        whose, act = _TO_A_PROCESS[fault.what]
-        process = _process(whose, machine, fault)
-        if process and process.runs:
+        elif process and process.runs:
             self.watch.fault(fault, machine)
             act(process, fault)
 
@@ -126,58 +106,28 @@ class Job:
                 is_held = fault.what in (What.STUCK, What.LEFT_STUCK)
                 process.get_stuck(fault) if is_held else process.fail(fault)
 
-    def _hold_torchrun(self, fault: Fault, machine: Machine) -> None:
-        torchrun = machine.torchrun
-        if torchrun and torchrun.runs and not torchrun.is_held:
-            self.watch.fault(fault, machine)
-            torchrun.hangs = True
-            torchrun.hold(fault.amount)
-
-    def _pause_launcher(self, fault: Fault, machine: Machine) -> None:
-        if machine.launcher:
-            machine.launcher.stand_still(fault.amount)
-
-    def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
-        failed = {one.machine for one in self.watch.faults if one.fault.what is fault.what}
-        if machine.launcher and machine.launcher.runs and machine not in failed:
-            self.watch.fault(fault, machine)
-            machine.launcher.system.raises()
-
     def _kill_host(self, fault: Fault, machine: Machine) -> None:
-        if not machine.is_up or not machine.launcher:
-            return
-        self.watch.fault(fault, machine)
-        machine.die(told=fault.what is What.HOST_KILLED)
-        if fault.what is What.HOST_VANISHES:
-            self.network.give_up(machine)
-        machine.has_started = False
-        self.lose_store(machine)
+        if machine.is_up and machine.launcher:
+            self.watch.fault(fault, machine)
+            machine.die(told=fault.what is What.HOST_KILLED)
+            if fault.what is What.HOST_VANISHES:
+                self.network.give_up(machine)
+            machine.has_started = False
+            self._lose_stores(machine)
 
     def _cut(self, fault: Fault, machine: Machine) -> None:
         if machine.is_up and not machine.is_cut and self.plan.hosts > 1:
             self.watch.fault(fault, machine)
             machine.is_cut = True
             self.network.give_up(machine)
-            self.lose_store(machine)
+            self._lose_stores(machine)
             if machine.number and machine.torchrun:
-                self.meeting.breaks_for(machine.torchrun)
+                machine.torchrun.loses_first()
 
     def _break_connection(self, fault: Fault, machine: Machine) -> None:
         for end in self.network.of(machine) if machine.number else ():
             self.watch.fault(fault, machine)
             self.network.break_(end, fault.what)
-
-    def _stop(self, fault: Fault, machine: Machine) -> None:
-        interrupt = fault.what in (What.CTRL_C, What.CTRL_C_THRICE)
-        number = signal.SIGINT if interrupt else signal.SIGTERM
-        for one in self.machines if fault.what is What.STOP_ALL else [machine]:
-            for again in range(3 if fault.what is What.CTRL_C_THRICE else 1):
-                self.clock.after(0.3 * again, self._signal_launcher, one, number, fault)
-
-    def _signal_launcher(self, machine: Machine, number: int, fault: Fault) -> None:
-        if machine.launcher and machine.launcher.runs:
-            self.watch.fault(fault, machine)
-            machine.launcher.signal(number)
 
     def _ask_for_stacks(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs and machine.launcher.torchrun:
@@ -187,48 +137,52 @@ class Job:
             self.clock.after(fault.amount, gives_up.close)
 
     def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
-        for number in range(300 if int(fault.amount) == 0 else 1):
-            self.clock.after(0.1 * (number // 100), Stranger, self, int(fault.amount), machine)
+        many = fault.what is What.STRANGER and not fault.amount
+        for number in range(300 if many else 1):
+            self.clock.after(0.1 * (number // 100), connect, self, fault, machine)
 
 
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
-    What.TORCHRUN_STUCK: Job._hold_torchrun,
-    What.LAUNCHER_PAUSES: Job._pause_launcher,
-    What.LAUNCHER_FAILS: Job._fail_launcher,
     **dict.fromkeys((What.HOST_KILLED, What.HOST_VANISHES), Job._kill_host),
     What.CUT: Job._cut,
-    **dict.fromkeys((What.RESET, What.HALF_OPEN, What.STOPS_READING), Job._break_connection),
-    **dict.fromkeys((What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE), Job._stop),
+    **dict.fromkeys(CONNECTIONS, Job._break_connection),
     What.STACKS: Job._ask_for_stacks,
-    What.STRANGER: Job._connect_stranger,
+    **dict.fromkeys((What.STRANGER, What.IMPOSTOR), Job._connect_stranger),
 }
 
 
-def _kill(process: Process, _: Fault) -> None:
-    process.signal(signal.SIGKILL)
+def _signal(number: int) -> Callable[[Any, Fault], None]:
+    return lambda process, fault: process.signal(number)
 
 
 def _hang(process: Any, _: Fault) -> None:
     process.hangs = True
 
 
+def _hold(torchrun: Any, fault: Fault) -> None:
+    torchrun.hangs = True
+    torchrun.hold(fault.amount)
+
+
+def _stand_still(launcher: Any, fault: Fault) -> None:
+    launcher.stand_still(fault.amount)
+
+
 # What happens to one process of a host, if that runs.
 _TO_A_PROCESS: dict[What, tuple[str, Callable[[Any, Fault], None]]] = {
-    What.TORCHRUN_KILLED: ("torchrun", _kill),
+    What.TORCHRUN_KILLED: ("torchrun", _signal(signal.SIGKILL)),
     What.TORCHRUN_HANGS: ("torchrun", _hang),
-    What.TORCHRUN_TOLD: ("torchrun", lambda torchrun, _: torchrun.signal(signal.SIGTERM)),
-    What.RUNNER_KILLED: ("runner", _kill),
-    What.STORE_KILLED: ("store", _kill),
-    What.KEEPER_KILLED: ("keeper", _kill),
+    What.TORCHRUN_STUCK: ("torchrun", _hold),
+    What.TORCHRUN_TOLD: ("torchrun", _signal(signal.SIGTERM)),
+    What.RUNNER_KILLED: ("runner", _signal(signal.SIGKILL)),
+    What.STORE_KILLED: ("store", lambda store, _: store.die()),
+    What.KEEPER_KILLED: ("keeper", _signal(signal.SIGKILL)),
     What.KEEPER_HANGS: ("keeper", _hang),
-    What.STUB_KILLED: ("stub", _kill),
+    What.STUB_KILLED: ("stub", _signal(signal.SIGKILL)),
     What.LAUNCHER_KILLED: ("launcher", lambda launcher, _: launcher.die()),
-    What.LAUNCHER_STOPS: ("launcher", lambda launcher, fault: launcher.stand_still(fault.amount)),
+    What.LAUNCHER_STOPS: ("launcher", _stand_still),
+    What.LAUNCHER_PAUSES: ("launcher", _stand_still),
+    What.LAUNCHER_FAILS: ("launcher", lambda launcher, _: launcher.fail()),
+    **dict.fromkeys((What.STOP, What.STOP_ALL), ("launcher", _signal(signal.SIGTERM))),
+    **dict.fromkeys((What.CTRL_C, What.CTRL_C_THRICE), ("launcher", _signal(signal.SIGINT))),
 }
-
-
-def _process(whose: str, machine: Machine, fault: Fault) -> Any:
-    if whose in ("keeper", "stub"):
-        keeper = keeper_of(machine, fault.local_rank)
-        return keeper.parent if keeper and whose == "stub" else keeper
-    return getattr(machine, whose)

@@ -7,8 +7,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from simulation.machine import Machine, Process
-from simulation.pipe import Pipe
 from simulation.ranks import Rank
+from simulation.system import Pipe
 
 if TYPE_CHECKING:
     from simulation.torchrun import Torchrun
@@ -24,12 +24,11 @@ class Stub(Process):
 
     adopts = True
 
-    def __init__(self, torchrun: Torchrun, rank: int, local_rank: int) -> None:
+    def __init__(self, torchrun: Torchrun, local_rank: int) -> None:
         super().__init__(torchrun.machine, torchrun)
-        self.rank, self.local_rank, self.group_rank = rank, local_rank, torchrun.group_rank
+        self.local_rank = local_rank
         self.keeper: Keeper | None = None
-        slow = torchrun.slowness
-        self.soon((BOOT[0] + slow, BOOT[1] + slow), self._fork)
+        self.soon((BOOT[0] + torchrun.slowness, BOOT[1] + torchrun.slowness), self._fork)
 
     def _fork(self) -> None:
         self.keeper = Keeper(self)
@@ -39,21 +38,14 @@ class Stub(Process):
 
     def child_ended(self, child: Process) -> None:
         """End what a keeper has left that was killed: the kernel has sent the script SIGTERM."""
-        if child is not self.keeper:
-            self._if_alone()
-        elif child.exit_code:
-            self._if_alone()
-            self.clock.after(self.job.plan.failure_grace, self._kill)
-            self.clock.after(self.job.plan.failure_grace + STUCK, self.end, 1)
-
-    def _if_alone(self) -> None:
-        if not self.below():
-            self.soon(TELLS, self.end, 1)
+        if self.keeper and self.keeper.exit_code:
+            grace = self.job.plan.failure_grace
+            self.soon(TELLS if not self.below() else (grace + STUCK, grace + STUCK), self.end, 1)
+            self.soon((grace, grace), self._kill)
 
     def _kill(self) -> None:
-        if self.runs:
-            for process in self.below():
-                process.signal(signal.SIGKILL)
+        for process in self.below():
+            process.signal(signal.SIGKILL)
 
     def on_end(self) -> None:
         """Have the keeper notice."""
@@ -68,37 +60,41 @@ class Keeper(Process):
 
     def __init__(self, stub: Stub) -> None:
         super().__init__(stub.machine, stub)
-        self._stub = stub
-        self.rank, self.local_rank = stub.rank, stub.local_rank
+        self._stub, plan = stub, self.job.plan
+        self.local_rank, group_rank = stub.local_rank, stub.machine.number
+        self.rank = group_rank * plan.nproc + self.local_rank
         self.script: Rank | None = None
-        self._is_ending = self._waits = self.has_said_end = False
-        self.hangs = False  # it is suspended
-        self._number = self._signal = self._round = 0
+        self.hangs = self.has_said_end = False  # hangs: it is suspended
+        # Of the current end.
+        self._is_ending = self._waits = False
+        self._number = self._signal = 0
         self._response = ""
         self._deadline = self._leftovers_at = self._stuck_at = math.inf
-        self._signalled: set[Process] = set()
         self.machine.keepers.append(self)
         self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
+        hello = {"rank": self.rank, "local_rank": self.local_rank, "group_rank": group_rank}
+        hello |= {"world": plan.hosts * plan.nproc, "nproc": plan.nproc, "pid": self.pid}
+        self._pipe.say({"hello": hello})
         if not self._pipe.is_open:
             self.end(1)
-            return
-        plan = self.job.plan
-        hello = {"rank": stub.rank, "local_rank": stub.local_rank, "pid": self.pid}
-        hello |= {"world": plan.hosts * plan.nproc, "nproc": plan.nproc}
-        self._pipe.say({"hello": {**hello, "group_rank": stub.group_rank}})
+
+    @property
+    def acts(self) -> bool:
+        """Whether it does anything any more."""
+        return self.runs and not self.hangs
 
     def on_signal(self, number: int) -> None:
         """Ignore all that stops."""
 
     def loses_stub(self) -> None:
         """Say that torchrun has killed the stub, or somebody else."""
-        if self.runs and not self.hangs:
+        if self.acts:
             self._pipe.say({"lost": "its process below torchrun"})
 
     # The launcher's commands.
 
     def _hears(self, message: dict[str, Any]) -> None:
-        if not self.runs or self.hangs:
+        if not self.acts:
             return
         if "run" in message:
             self._run(message["run"])
@@ -110,7 +106,7 @@ class Keeper(Process):
             self.script.hears(message["ask"])
 
     def _loses_launcher(self) -> None:
-        if self.runs and not self.hangs and not self._is_ending:
+        if self.acts and not self._is_ending:
             self._end(0, signal.SIGTERM, self.job.plan.grace)
 
     def _run(self, start: dict[str, Any]) -> None:
@@ -128,18 +124,15 @@ class Keeper(Process):
         if self._is_ending and not at_once:
             deadline = max(deadline, self._deadline)
         self._number, self._is_ending, self._waits = number, True, waits
-        self._deadline, self._stuck_at = deadline, math.inf
+        self._deadline, self._stuck_at = deadline, deadline + STUCK
         self._leftovers_at = deadline - min(LEFTOVERS, grace / 4) if waits else now
-        self._signalled = set()
         if script and script.runs and not self._signal and (waits or not self.has_said_end):
             self._signal, self._response = signal, script.response(signal)
             script.signal(signal)
             if waits and self._response == "ignores":
                 self._signal_group()
-        self._round += 1
-        self._look(self._round)
-        self.clock.at(self._leftovers_at, self._look, self._round)
-        self.clock.at(deadline, self._kill, self._round)
+        for at in (now, self._leftovers_at, deadline):
+            self.clock.at(at, self._look)
 
     def _signal_group(self) -> None:
         for process in self.below():
@@ -156,53 +149,39 @@ class Keeper(Process):
 
     def relays(self, message: dict[str, Any]) -> None:
         """Pass on what the script's process says."""
-        if self.runs and not self.hangs:
+        if self.acts:
             self.has_said_end |= "end" in message
             self._pipe.say({"said": message})
 
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""
-        if self.hangs:
-            return
-        if child is self.script:
+        if self.acts and child is self.script:
             code = child.exit_code
             about = {"attempt": child.attempt, "code": code, "response": self._response}
             self._pipe.say({"ended": {**about, "crash": "", "tail": "", "notes": []}})
             died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
             if died and (self._response != "handles" or self._signal == signal.SIGINT):
                 self._signal_group()
-        self._look(self._round)
+        self._look()
 
-    def _look(self, round_: int) -> None:
-        """Clear, if nothing is left; end what the script has left once it is time."""
-        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
+    def _look(self) -> None:
+        """Clear, if nothing is left; do to what is left what is due."""
+        now, left = self.clock.now, self.below()
+        if not (self.acts and self._is_ending):
             return
-        left = self.below()
-        if not left:
-            self._clear(0)
-        elif not (self.script and self.script.runs) and self.clock.now < self._deadline:
-            if self.clock.now >= self._leftovers_at:
-                new = [process for process in left if process not in self._signalled]
-                self._signalled.update(new)
-                for process in new:
-                    process.signal(signal.SIGTERM)
-
-    def _kill(self, round_: int) -> None:
-        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
-            return
-        self._stuck_at = min(self._stuck_at, self.clock.now + STUCK)
-        for process in self.below():
-            process.signal(signal.SIGKILL)
-        if not self._is_ending:
-            return  # they ended, which has been seen
-        if self.clock.now >= self._stuck_at:
-            self._clear(len(self.below()))
-        else:
-            self.clock.after(AGAIN, self._kill, round_)
+        if not left or now >= self._stuck_at:
+            self._clear(len(left))
+        elif now >= self._deadline:
+            for process in left:
+                process.signal(signal.SIGKILL)
+            if self._is_ending:  # or else they ended, which has been seen
+                self.clock.after(AGAIN, self._look)
+        elif now >= self._leftovers_at and not (self.script and self.script.runs):
+            for process in left:
+                process.signal(signal.SIGTERM)
 
     def _clear(self, survivors: int) -> None:
         self._is_ending = False
-        self._deadline = math.inf
         self._pipe.say({"cleared": {"number": self._number, "survivors": survivors}})
         if not self._pipe.is_open:
             self._leave(1)

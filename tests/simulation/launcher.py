@@ -14,8 +14,8 @@ from launcher.job.plan import COMPILE
 from launcher.result.causes import Result
 from launcher.run.state import State
 from launcher.run.supervisor import Supervisor
+from simulation.faults import What
 from simulation.machine import Machine, Process
-from simulation.plan import What
 from simulation.system import System
 from simulation.torchrun import start
 
@@ -26,7 +26,8 @@ PORT = 29401
 HANG_NOTIFY = 5.0  # seconds
 TURN = 0.0002  # seconds that a turn of the loop takes, in which others go on
 FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
-_TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
+_TOO_MANY = 10_000  # turns of one launcher by itself: one that never stops
+QUIET = "With `--launcher-watch 0`, a sign of life each 4 s is all that is sent"
 
 
 def job_of(job: Job, name: str, plan: LaunchPlan, error: Exception | None = None) -> HostsJob:
@@ -60,8 +61,8 @@ class Launcher:
         self.torchrun: Process | None = None  # it, or the program that runs it
         self.stops: list[tuple[float, int]] = []
         self._wakes_at = math.inf
-        self._is_woken = self._stands_still = False
-        self._timed = self._at_once = 0
+        self._is_woken = self._stands_still = self._fails = False
+        self._turned = 0  # by its timer, or as something was ready still
         self.system = System(job, machine, self._wake)
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
@@ -86,7 +87,7 @@ class Launcher:
     def signal(self, number: int) -> None:
         """Be sent a signal that stops a job."""
         self.stops.append((self.clock.now, number))
-        self.system.signals.add(number)
+        self.system.signals.comes(number)
 
     # The loop.
 
@@ -107,14 +108,10 @@ class Launcher:
             self._ends()
             return
         if timeout == 0 or self.system.selector.ready():
-            self._at_once += 1
-            if self._at_once > _TOO_MANY:
-                self.job.watch.never_stops()
-                self.die()
             self._is_woken = True
             self.clock.after(TURN, self._turn)
+            self._turned_by_itself()
             return
-        self._at_once = 0
         wakes_at = math.inf if timeout is None else self.clock.now + timeout
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at
@@ -125,17 +122,17 @@ class Launcher:
         if at != self._wakes_at:
             return  # it was to wake earlier
         self._wakes_at = math.inf
-        if not self.runs:
-            return
-        self._timed += 1
-        held = any(process.is_held for process in self.machine.processes.values())
-        if self._timed > _TOO_MANY and not held:  # which it kills each second
-            self.job.watch.never_stops()
-            self.die()
-        elif not self._is_woken:
+        if self.runs and not self._is_woken:
+            self._turned_by_itself()
             if not self._stands_still:
-                self.job.watch.polls(self)
+                self.job.watch.acts(self.machine, "wakes up")
             self._wake()
+
+    def _turned_by_itself(self) -> None:
+        self._turned += 1
+        if self._turned > _TOO_MANY:
+            self.job.watch.breaks(QUIET, f"{self.machine.name} never stops")
+            self.die()
 
     # What the plan does to it.
 
@@ -144,6 +141,15 @@ class Launcher:
         if self.runs and not self._stands_still:
             self._stands_still = True
             self.clock.after(seconds, self._moves)
+
+    def fail(self) -> None:
+        """Meet an error that nobody expects."""
+        if not self._fails:
+            self._fails = True
+            self.system.in_loop(0.0, self._raise)
+
+    def _raise(self) -> None:
+        raise RuntimeError("a mistake")
 
     def _moves(self) -> None:
         self._stands_still = self._is_woken = False
@@ -159,9 +165,7 @@ class Launcher:
             self.job.network.disconnect(self.machine)
             self.system.disconnect()
             for process in list(self.machine.processes.values()):
-                if process.is_helper:
-                    process.signal(signal.SIGKILL)
-                elif process.is_tied and process.parent is None:
+                if process.is_tied and process.parent is None:
                     process.signal(signal.SIGTERM)
 
     def _ends(self) -> None:

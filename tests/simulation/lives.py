@@ -11,44 +11,38 @@ from typing import Any
 
 from launcher.run import events
 
-Life = list[tuple[Any, ...]]
+# What of an event is the same in both.
+FIELDS: dict[type, tuple[str, ...]] = {
+    events.KeeperJoined: ("local_rank", "nproc"),
+    events.RankRuns: (),
+    events.RankExits: ("exit_code",),
+    events.ScriptEnded: (),
+    events.RankEnded: ("exit_code", "response"),
+    events.KeeperCleared: ("number", "survivors"),
+    events.KeeperLost: ("is_gone",),
+    events.Signal: ("number",),
+    events.TorchrunEnded: (),
+}
 
 
-class Lives:
-    """Takes in what one launcher hears; `of` maps ranks, "torchrun" and "launcher" to lives."""
-
-    def __init__(self, heard: Iterable[tuple[Any, str]]) -> None:
-        self.of: dict[Any, Life] = {"torchrun": [], "launcher": []}
-        for event, phase in heard:
-            self._take_in(event)
-            phases = self.of["launcher"]
-            if phases[-1:] != [(phase,)]:
-                phases.append((phase,))
-
-    def _take_in(self, event: Any) -> None:
-        if isinstance(event, events.KeeperJoined):
-            self._happens(event.rank, "joins", event.local_rank, event.nproc)
-        elif isinstance(event, events.RankRuns):
-            self._happens(event.rank, "runs")
-        elif isinstance(event, events.RankExits):
-            chain = [link.exception for link in event.chain]
-            self._happens(event.rank, "says", event.exit_code, *chain)
-        elif isinstance(event, events.ScriptEnded):
-            self._happens(event.rank, "is through")
-        elif isinstance(event, events.RankEnded):
+def lives(heard: Iterable[tuple[Any, str]]) -> dict[Any, list[Any]]:
+    """Return the lives of ranks, by their numbers, of torchrun, and of the launcher's phases."""
+    found: dict[Any, list[Any]] = {"phases": []}
+    for event, phase in heard:
+        if found["phases"][-1:] != [phase]:
+            found["phases"].append(phase)
+        if type(event) not in FIELDS:
+            continue
+        whose = getattr(event, "rank", type(event).__name__)
+        what = {name: getattr(event, name) for name in FIELDS[type(event)]}
+        life = found.setdefault(whose, [])
+        if isinstance(event, events.RankExits):
+            what["chain"] = [link.exception for link in event.chain]
+        elif isinstance(event, events.RankEnded) and "RankExits" in [one for one, _ in life]:
             # The job's end may reach a rank's keeper before what the rank says, or after it.
-            has_said = any(what[0] == "says" for what in self.of[event.rank])
-            response = None if has_said else event.response
-            self._happens(event.rank, "ends", event.exit_code, response)
-        elif isinstance(event, events.KeeperCleared):
-            self._happens(event.rank, "clears", event.number, event.survivors)
-        elif isinstance(event, events.KeeperLost):
-            self._happens(event.rank, "loses", event.is_gone)
+            del what["response"]
         elif isinstance(event, events.TorchrunEnded):
             # It may be killed before it has seen that its child has ended.
-            self._happens("torchrun", "ends", event.returncode == 0)
-        elif isinstance(event, events.Signal):
-            self._happens("launcher", "hears", int(event.number))
-
-    def _happens(self, whose: Any, *what: Any) -> None:
-        self.of.setdefault(whose, []).append(what)
+            what["succeeds"] = event.returncode == 0
+        life.append((type(event).__name__, what))
+    return found

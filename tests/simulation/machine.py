@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.keeper import Keeper
     from simulation.launcher import Launcher
-    from simulation.ranks import Rank
-    from simulation.store import RankStore
+    from simulation.store import Stores
     from simulation.torchrun import Runner, Torchrun
 
 
@@ -20,7 +19,7 @@ class Machine:
 
     Attributes: `is_up`; `is_cut` off the network; `delay`, seconds that its messages take;
     `launcher`, once it is started; `torchrun`, and the `runner` of that, if there is one; `keepers`
-    by local rank; `store`, which makes those of ranks.
+    that were started; `store`, which makes those of ranks.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -35,7 +34,7 @@ class Machine:
         self.torchrun: Torchrun | None = None
         self.runner: Runner | None = None
         self.keepers: list[Keeper] = []
-        self.store: RankStore | None = None
+        self.store: Stores | None = None
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
     def reaches(self, other: Machine) -> bool:
@@ -58,11 +57,11 @@ class Process:
 
     Attributes: `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
     `held_until`, until when the kernel holds it; `is_tied`: the kernel stops it if its parent is
-    killed (PR_SET_PDEATHSIG); `adopts`: it is a subreaper, as the launcher is; `is_helper`: the
-    launcher does not wait for it; `attempt`, of which it is, 0 if of none.
+    killed (PR_SET_PDEATHSIG); `adopts`: it is a subreaper, as the launcher is; `attempt`, of which
+    it is, 0 if of none.
     """
 
-    is_tied = adopts = is_helper = False
+    is_tied = adopts = False
 
     def __init__(self, machine: Machine, parent: Process | None, attempt: int = 0) -> None:
         self.machine = machine
@@ -70,12 +69,12 @@ class Process:
         self.clock = machine.job.clock
         self.parent = parent
         self.attempt = attempt
-        self.held_until = -math.inf
-        self.pid = machine.job.next_pid()
+        self.held_until = self._held_from = -math.inf
+        self.pid = 100 + len(machine.job.processes)
         self.heard: list[tuple[float, int]] = []
         self.exit_code: int | None = None
         self.started = self.clock.now
-        self.ended: float | None = None
+        self.ended = math.inf
         machine.processes[self.pid] = self
         machine.job.processes[self.pid] = self
 
@@ -134,11 +133,10 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Take a signal."""
-        if not self.runs:
-            return
-        self.heard.append((self.clock.now, number))
-        if not self.is_held:
-            self._take(number)
+        if self.runs:
+            self.heard.append((self.clock.now, number))
+            if not self.is_held:
+                self._take(number)
 
     def _take(self, number: int) -> None:
         if number == signal.SIGKILL:
@@ -170,24 +168,5 @@ class Process:
     def child_ended(self, child: Process) -> None:
         """Have a child that has ended, perhaps an adopted one."""
 
-    def response(self, number: int) -> str:
-        """Return what /proc says it does at a signal."""
-        return "default"
-
     def on_end(self) -> None:
         """Have others notice."""
-
-
-class Upload(Process):
-    """What a rank has started in its own group: it ends by itself in a while."""
-
-    def __init__(self, rank: Rank, seconds: float, *, ignores: bool) -> None:
-        super().__init__(rank.machine, rank, rank.attempt)
-        self.rank = rank
-        self.ignores = ignores
-        self.clock.after(seconds, self.end, 0)
-
-    def on_signal(self, number: int) -> None:
-        """End, or go on."""
-        if not self.ignores:
-            self.end(-number)

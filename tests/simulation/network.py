@@ -7,12 +7,10 @@ are lost nothing arrives, and both ends give up by keep-alive (launcher/peers/co
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simulation.clock import Lane
+from simulation.faults import What
 from simulation.machine import Machine
-from simulation.plan import What
 from simulation.system import TIMED_OUT, End, Listener
 
 if TYPE_CHECKING:
@@ -26,40 +24,30 @@ TAKES = (0.0002, 0.01)  # a message
 class Socket(End):
     """One end of a connection of a machine."""
 
-    def __init__(self, job: Job, machine: Machine) -> None:
-        super().__init__(self._posts, self._hangs_up)
-        self.job, self.machine = job, machine
-        self.peer: Socket
-        self.is_open = True
-        self.is_full = False  # the other end has stopped reading
-        self._lane = Lane(job.clock)
+    peer: Socket
+    is_full = False  # the other end has stopped reading
+
+    def takes(self) -> float:
+        """Return how many seconds a message is on its way."""
+        return (
+            self.machine.job.random.uniform(*TAKES) + self.machine.delay + self.peer.machine.delay
+        )
 
     def send(self, data: bytes) -> int:
         """Send data, if the other end reads."""
         if self.is_full:
-            self.job.clock.after(0, self.peer.loses)
+            self.machine.job.clock.after(0, self.peer.comes, b"")
             return 0
+        self.machine.job.watch.acts(self.machine, "sends something")
         return super().send(data)
 
-    def _posts(self, data: bytes) -> None:
-        self.job.watch.sends(self.machine)
-        self._lane.after(self._takes(), self._arrive, self.peer.comes, data)
-
-    def _hangs_up(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._lane.after(self._takes(), self._arrive, self.peer.loses)
-
-    def _takes(self) -> float:
-        return self.job.random.uniform(*TAKES) + self.machine.delay + self.peer.machine.delay
-
-    def _arrive(self, act: Any, *arguments: Any) -> None:
-        if self.peer.is_open and self.machine.reaches(self.peer.machine):
-            act(*arguments)
+    def _arrives(self, what: bytes | OSError) -> None:
+        if self.machine.reaches(self.peer.machine):
+            super()._arrives(what)
 
     def times_out(self) -> None:
         """No packet has been answered for too long."""
-        self.loses(TIMED_OUT)
+        self.comes(TIMED_OUT)
 
 
 class Network:
@@ -67,43 +55,36 @@ class Network:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.listener: Listener | None = None
+        self.listener = Listener()
+        self.listener.close()
         self.sockets: list[Socket] = []
         self.taken_until = 0.0  # something else listens on the port
 
     def listen(self) -> Listener:
         """Listen for the coordinator."""
-        self.listener = Listener(self._stop_listening)
+        self.listener = Listener()
         return self.listener
 
-    def _stop_listening(self) -> None:
-        if self.listener:
-            for end in self.listener.backlog:
-                end.is_open = False
-                end.peer.loses()
-            self.listener.backlog.clear()
-        self.listener = None
-
-    def connect(self, machine: Machine, by: random.Random) -> Socket | str:
+    def connect(self, machine: Machine) -> Socket | str:
         """Return a machine's end of a new connection, or why there is none."""
         first = self.job.machines[0]
         if not first.has_started:
             return f"the name {first.name} does not resolve"
         if not machine.reaches(first):
             return "it does not answer"
-        if self.listener is None:
+        if not self.listener.is_open:
             return "nothing is listening there"
-        end, other = Socket(self.job, machine), Socket(self.job, first)
+        end, other = Socket(machine), Socket(first)
         end.peer, other.peer = other, end
         self.sockets += (end, other)
-        self.job.clock.after(by.uniform(*TAKES), self._arrives, other)
+        self.job.clock.after(self.job.random.uniform(*TAKES), self._arrives, other)
         return end
 
     def _arrives(self, end: Socket) -> None:
-        if self.listener:
-            self.listener.add(end)
+        if self.listener.is_open:
+            self.listener.comes(end)
         else:
-            end.peer.loses()
+            end.close()
 
     def of(self, machine: Machine) -> list[Socket]:
         """Return the ends of a machine that are open."""
@@ -111,8 +92,8 @@ class Network:
 
     def disconnect(self, machine: Machine) -> None:
         """A machine's launcher has ended: the kernel closes what it has open."""
-        if machine.number == 0 and machine in self.job.machines:
-            self._stop_listening()
+        if machine is self.job.machines[0]:
+            self.listener.close()
         for end in self.of(machine):
             end.close()
 

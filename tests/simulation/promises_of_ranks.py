@@ -6,21 +6,11 @@ import math
 import signal
 from collections.abc import Iterator
 
-from simulation.facts import (
-    KEEPERS,
-    LOSSES,
-    OF_TORCHRUN,
-    PAUSES,
-    has,
-    launchers,
-    lost,
-    planned,
-    promise,
-    seconds_of,
-)
+from simulation.facts import has, interrupted, lost, planned, promise, seconds_of
+from simulation.faults import KEEPERS, LOSSES, PAUSES, TORCHRUNS, What
 from simulation.launcher import Launcher
 from simulation.machine import Machine
-from simulation.plan import AtStop, What
+from simulation.plan import AtStop
 from simulation.ranks import STOPS, Rank
 from simulation.watch import Watch
 
@@ -56,7 +46,7 @@ def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
         by = launcher.stopping_since + 1 + pauses
         there = launcher.stopping_since < math.inf and launcher.ended_at > by
         there = there and not _has_lost_keeper(rank)
-        if there and (rank.ended is None or rank.ended > by):
+        if there and (rank.ended > by):
             if not any(number in STOPS and at <= by for at, number in rank.heard):
                 yield f"rank {rank.rank} (pid {rank.pid}) has heard {rank.heard}"
 
@@ -64,15 +54,15 @@ def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
 @promise("The rank and what it started have `--launcher-grace` until SIGKILL")
 def has_its_grace(watch: Watch) -> Iterator[str]:
     """Or the failure grace, after a failure. The third Ctrl-C kills at once."""
-    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+    if interrupted(watch):
         return
     for rank in watch.ranks:
         if rank.killed_at < math.inf and not _has_lost_keeper(rank):
             since, grace = _grace(watch, rank)
-            if since is None and not rank.is_dying:
+            if since == math.inf and not rank.is_dying:
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed without having heard anything"
             # A rank that the kernel held until it was killed hears of a signal later.
-            if since is not None and since <= rank.killed_at < since + grace - 0.02:
+            if since <= rank.killed_at < since + grace - 0.02:
                 late = rank.killed_at - since
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed {late:.2f} s later"
     for upload in watch.uploads:
@@ -82,8 +72,8 @@ def has_its_grace(watch: Watch) -> Iterator[str]:
             yield f"process {upload.pid} is killed at {upload.killed_at:.3f} s"
 
 
-def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
-    """Return since when a rank is to end, None if it does not know, and how long it has."""
+def _grace(watch: Watch, rank: Rank) -> tuple[float, float]:
+    """Return since when a rank is to end, infinite if it does not know, and how long it has."""
     launcher, plan = launcher_of(rank.machine), watch.job.plan
     # A stop that comes as the time of another end is up is late: its command is on its way.
     if launcher.stopping_since + ON_ITS_WAY <= rank.killed_at:
@@ -97,7 +87,7 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
 def uploads_go_on(watch: Watch) -> Iterator[str]:
     """And hear nothing before its last 5 s, if their rank handles the stop."""
     handles = watch.job.plan.script.at_stop in (AtStop.SAVES, AtStop.FAILS)
-    thrice = any(len(launcher.stops) >= 3 for launcher in launchers(watch))
+    thrice = interrupted(watch)
     if not handles or thrice:
         return
     grace = watch.job.plan.grace
@@ -119,13 +109,14 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for upload in watch.uploads:
         launcher, rank = launcher_of(upload.machine), upload.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary or upload.held_until > -math.inf
-        if rank.ended is None or unknown or launcher.ended_at <= since + 2:
+        unknown = rank.broken_by or rank.secondary or _has_lost_keeper(rank)
+        is_held = upload.held_until > -math.inf
+        if unknown or is_held or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
         if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
             by = since + 2 + seconds_of(watch, *PAUSES)
-            if upload.ended is None or upload.ended > by:
+            if upload.ended > by:
                 yield f"process {upload.pid} of rank {rank.rank} has heard {upload.heard}"
 
 
@@ -139,7 +130,7 @@ def ends_without_launcher(watch: Watch) -> Iterator[str]:
         at = killed[process.machine]
         by, is_held = at + watch.job.plan.grace + 2, process.held_until > -math.inf
         lost = planned(watch, *KEEPERS, What.KEEPER_HANGS, What.TORCHRUN_TOLD, What.TORCHRUN_KILLED)
-        if (process.ended is None or process.ended > by) and not (is_held or lost):
+        if (process.ended > by) and not (is_held or lost):
             yield f"process {process.pid} ends at {process.ended}, killed at {at:.3f} s"
 
 
@@ -155,17 +146,17 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
             continue
         for rank in watch.ranks:
             if rank.machine is one.machine and rank.started < thrice[0]:
-                if rank.ended is None or rank.ended > thrice[0] + 0.1:
+                if rank.ended > thrice[0] + 0.1:
                     yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}"
 
 
 @promise("The store goes last")
 def store_goes_last(watch: Watch) -> Iterator[str]:
     """No rank loses the store while it has time, unless what keeps it was broken."""
-    broken = (*LOSSES, *OF_TORCHRUN, What.LAUNCHER_FAILS, What.STORE_KILLED)
+    broken = (*LOSSES, *TORCHRUNS, What.LAUNCHER_FAILS, What.STORE_KILLED)
     if has(watch, *broken) or planned(watch, *PAUSES, What.DELAY):
         return
-    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+    if interrupted(watch):
         return
     for at, rank in watch.lost_store:
         if rank.killed_at > at:  # or else the kernel holds it

@@ -12,35 +12,23 @@ import itertools
 import os
 import selectors
 import signal
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import LaunchError
-from simulation.plan import What
+from launcher.text.protocol import decoded, encoded
+from simulation.clock import Lane
+from simulation.faults import What
+from simulation.store import Stores
 
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.machine import Machine
-    from simulation.store import RankStore
 
 _REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
 _NO_ANSWER = 4.0  # seconds, until one that does not is given up
-
-
-class Ready:
-    """Something that a selector can wait for."""
-
-    selector: Selector | None = None
-
-    def is_ready(self) -> bool:
-        """Tell whether there is something to be read."""
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        """Have the launcher see that this is ready."""
-        if self.selector:
-            self.selector.wakes(self)
+_TAKES = (0.0005, 0.003)  # seconds that a message takes on one host
+TIMED_OUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
 
 class Selector:
@@ -59,7 +47,7 @@ class Selector:
         key = selectors.SelectorKey(what, next(self._descriptors), events, data)
         self._data[ours] = self._map[key.fd] = key
         ours.selector = self
-        if ours.is_ready():
+        if ours.came:
             self.wakes(ours)
 
     def unregister(self, what: Any) -> None:
@@ -80,136 +68,100 @@ class Selector:
 
     def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready now."""
-        found = [what for what in self._ready if what in self._data and what.is_ready()]
+        found = [what for what in self._ready if what in self._data and what.came]
         self._ready = dict.fromkeys(found)
         return [(self._data[what], selectors.EVENT_READ) for what in found]
 
 
-class Signals(Ready):
-    """The signals that a launcher was sent."""
+class Ready:
+    """Something that a selector can wait for: it is ready while `came` holds what has come."""
 
     def __init__(self) -> None:
-        self._seen = b""
+        self.selector: Selector | None = None
+        self.came: list[Any] = []
 
-    def is_ready(self) -> bool:
-        return bool(self._seen)
-
-    def add(self, number: int) -> None:
-        """Be sent a signal."""
-        self._seen += bytes([number])
-        self.wake()
+    def comes(self, what: Any) -> None:
+        """Something has come."""
+        self.came.append(what)
+        if self.selector:
+            self.selector.wakes(self)
 
     def take(self) -> bytes:
         """Return the numbers of the signals that came since the last call."""
-        seen, self._seen = self._seen, b""
-        return seen
+        came, self.came = bytes(self.came), []
+        return came
 
+    def setblocking(self, *_: Any) -> None:
+        """Nothing: it never blocks, and how TCP gives up is the network's."""
 
-class Ended(Ready):
-    """A process that is watched, as a pidfd is."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self.act = act
-        self.has_ended = False
-
-    def is_ready(self) -> bool:
-        return self.has_ended
-
-    def ends(self) -> None:
-        """The process has ended."""
-        self.has_ended = True
-        self.wake()
+    setsockopt = setblocking
 
 
 class Listener(Ready):
-    """A socket that listens; `backlog` is what has not been accepted, `ends` all that has come."""
+    """A socket that listens."""
 
-    def __init__(self, close: Callable[[], None] = lambda: None) -> None:
-        self.backlog: deque[Any] = deque()
-        self.ends: list[Any] = []
+    def __init__(self) -> None:
+        super().__init__()
         self.is_open = True
-        self._close = close
-
-    def is_ready(self) -> bool:
-        return bool(self.backlog)
-
-    def setblocking(self, flag: bool) -> None:
-        """It never blocks."""
-
-    def add(self, end: Any) -> None:
-        """Somebody connects."""
-        self.backlog.append(end)
-        self.ends.append(end)
-        self.wake()
 
     def accept(self) -> tuple[Any, str]:
         """Return a connection that has come."""
-        if not self.backlog:
+        if not self.came:
             raise BlockingIOError
-        return self.backlog.popleft(), ""
+        return self.came.pop(0), ""
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Listen no longer; hang up on those who have not been accepted."""
         self.is_open = False
-        self._close()
-
-    def refuse(self) -> None:
-        """Hang up on those who have not been accepted."""
-        while self.backlog:
-            self.backlog.popleft().close()
+        for end in self.came:
+            end.close()
+        self.came = []
 
 
 class End(Ready):
-    """The launcher's end of a connection; `hears(data)` is called with what it sends."""
+    """One end of a connection: what it sends arrives at its `peer`, in order, after a while."""
 
-    def __init__(self, hears: Callable[[bytes], None], closes: Callable[[], None]) -> None:
-        self._hears, self._closes = hears, closes
-        self._data = b""
-        self._at_end: OSError | None | bool = False  # True: the other end has closed it
+    peer: End
 
-    def is_ready(self) -> bool:
-        return bool(self._data or self._at_end)
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine, self.is_open = machine, True
+        self._lane = Lane(machine.job.clock)
 
-    def comes(self, data: bytes) -> None:
-        """Data has come."""
-        self._data += data
-        self.wake()
+    def takes(self) -> float:
+        """Return how many seconds a message is on its way."""
+        return self.machine.job.random.uniform(*_TAKES)
 
-    def loses(self, why: OSError | bool = True) -> None:
-        """The other end is gone."""
-        self._at_end = self._at_end or why
-        self.wake()
+    def _post(self, data: bytes) -> None:
+        if self.is_open:
+            self._lane.after(self.takes(), self._arrives, data)
+
+    def _arrives(self, what: bytes | OSError) -> None:
+        if self.peer.is_open:
+            self.peer.comes(what)
 
     def recv(self, size: int) -> bytes:
-        """Read what has come."""
-        data, self._data = self._data[:size], self._data[size:]
-        if data:
-            return data
-        if isinstance(self._at_end, OSError):
-            raise self._at_end
-        if self._at_end:
-            return b""
-        raise BlockingIOError
+        """Read what has come; the end of a connection stays there."""
+        if not self.came:
+            raise BlockingIOError
+        if isinstance(self.came[0], OSError):
+            raise self.came[0]
+        data: bytes = self.came.pop(0) if self.came[0] else b""
+        return data
 
     def send(self, data: bytes) -> int:
         """Send data."""
-        if self._at_end is not True:
-            self._hears(data)
+        self._post(data)
         return len(data)
 
     def shutdown(self, how: int) -> None:
         """End both directions."""
-        self.loses()
+        self.comes(b"")
 
     def close(self) -> None:
         """Close it."""
-        self._closes()
-
-    def setblocking(self, flag: bool) -> None:
-        """It never blocks."""
-
-    def setsockopt(self, *_: Any) -> None:
-        """Nothing: how TCP gives up is the network's."""
+        self._post(b"")
+        self.is_open = False
 
     def getsockname(self) -> tuple[str, int]:
         """Return no address: no interface has to be found for it."""
@@ -220,6 +172,42 @@ class End(Ready):
         return "10.0.0.1", 0
 
 
+class Pipe(End):
+    """The end of a connection to a host's launcher, of who is simulated and talks in messages.
+
+    `hears` gets each of the launcher's messages, `loses` is called when its end is closed.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        hears: Callable[[dict[str, Any]], None] = lambda message: None,
+        loses: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(machine)
+        self._hears, self._loses = hears, loses
+        launcher = machine.launcher
+        listener = launcher.system.listener if launcher and launcher.runs else None
+        self.is_open = listener is not None and listener.is_open
+        if listener and launcher and self.is_open:
+            self.peer = End(machine)
+            self.peer.peer = self
+            launcher.system.ends.append(self.peer)
+            listener.comes(self.peer)
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send a message."""
+        self.send(encoded(message))
+
+    def comes(self, what: Any) -> None:
+        """Hear a message, or that the launcher's end is closed."""
+        for line in what.splitlines():
+            self._hears(decoded(line))
+        if not what:
+            self.is_open = False
+            self._loses()
+
+
 class System:
     """The System of one simulated launcher (launcher/host/system.py has the real one)."""
 
@@ -228,8 +216,9 @@ class System:
     def __init__(self, job: Job, machine: Machine, wake: Callable[[], None]) -> None:
         self.job, self.machine = job, machine
         self.selector = Selector(wake)
-        self.signals = Signals()
+        self.signals = Ready()
         self.listener: Listener | None = None  # for keepers
+        self.ends: list[End] = []  # of connections to keepers
         self._reapable: list[tuple[int, int]] = []
         self._stood_still = 0.0
 
@@ -244,6 +233,13 @@ class System:
     def log(self, line: str) -> None:
         """Write a line of the trace."""
         self.job.watch.note(f"log: {line}", self.machine.name)
+
+    def in_loop(self, seconds: float, act: Callable[..., Any], *arguments: Any) -> None:
+        """Have something done in the launcher's loop, after a while."""
+        bell = Ready()
+        data = lambda: (self.selector.unregister(bell), act(*arguments))  # noqa: E731
+        self.selector.register(bell, selectors.EVENT_READ, data)
+        self.job.clock.after(seconds, bell.comes, True)
 
     # The network.
 
@@ -271,26 +267,10 @@ class System:
 
     def _connect(self, then: Callable[[Any], None]) -> None:
         launcher = self.machine.launcher
-        if not launcher or not launcher.runs:
-            return
-        found = self.job.network.connect(self.machine, self.job.random)
-        seconds = self.job.random.uniform(*_REACHES)
-        if found == "it does not answer":
-            seconds = _NO_ANSWER
-        call = Ended(lambda: (self.selector.unregister(call), then(found)))
-        self.selector.register(call, selectors.EVENT_READ, call.act)
-        self.job.clock.after(seconds, call.ends)
-
-    def raises(self) -> None:
-        """Have what the launcher does next raise an error that nobody expects."""
-
-        def act() -> None:
-            self.selector.unregister(one)
-            raise RuntimeError("a mistake")
-
-        one = Ended(act)
-        self.selector.register(one, selectors.EVENT_READ, act)
-        one.ends()
+        if launcher and launcher.runs:
+            found = self.job.network.connect(self.machine)
+            seconds = self.job.random.uniform(*_REACHES)
+            self.in_loop(_NO_ANSWER if found == "it does not answer" else seconds, then, found)
 
     # Keepers.
 
@@ -305,8 +285,8 @@ class System:
 
     def listen_in(self, folder: str) -> Any:
         """Listen for keepers."""
-        listener = self.listener = Listener(lambda: listener.refuse())
-        return listener
+        self.listener = Listener()
+        return self.listener
 
     def send_with_stderr(self, connection: End, line: bytes) -> None:
         """Send a keeper a line."""
@@ -315,10 +295,8 @@ class System:
 
     def disconnect(self) -> None:
         """This launcher was killed: the kernel closes what it has open."""
-        for end in self.listener.ends if self.listener else ():
-            end.close()
-        if self.listener:
-            self.listener.is_open = False
+        for one in (*self.ends, *filter(None, (self.listener, self.machine.store))):
+            one.close()
 
     def oom_kills(self) -> dict[str, int]:
         """Return that none was counted."""
@@ -332,22 +310,15 @@ class System:
 
     # Processes.
 
-    def start_helper(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        folder: str,
-        take: Callable[[Mapping[str, Any] | None], None],
-    ) -> RankStore:
+    def start_helper(self, argv: object, environ: object, folder: object, take: Any) -> Stores:
         """Start what makes the ranks' stores."""
-        from simulation.store import RankStore
-
-        return RankStore(self.machine, take)
+        self.machine.store = Stores(self.machine, take)
+        return self.machine.store
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """A child has ended, or a process whose parent has."""
         self._reapable.append((pid, exit_code))
-        self.signals.add(signal.SIGCHLD)
+        self.signals.comes(signal.SIGCHLD)
 
     def reap(self) -> list[tuple[int, int]]:
         """Return the children that have ended."""
@@ -357,13 +328,12 @@ class System:
     @property
     def has_children(self) -> bool:
         """Whether anything of the job is left, but for helpers."""
-        return any(not process.is_helper for process in self.machine.processes.values())
+        return bool(self.machine.processes)
 
     def kill_children(self) -> None:
         """Kill what is left of the job, but for helpers."""
         for process in list(self.machine.processes.values()):
-            if not process.is_helper:
-                process.signal(signal.SIGKILL)
+            process.signal(signal.SIGKILL)
 
     def cpu_of(self, pid: int) -> float:
         """Return how many seconds a process has used: all are idle."""
@@ -379,6 +349,3 @@ class System:
         process = self.job.processes[pid]
         for one in (process, *(process.below() if below else ())):
             one.signal(signal.SIGKILL)
-
-
-TIMED_OUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events
-from launcher.peers.messages import Failed, Start, Stop
+from launcher.peers.messages import Failed, Start
 from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
@@ -16,27 +16,23 @@ from launcher.run.events import Time
 from launcher.run.state import Ending, Running, State, Why
 from launcher.text.words import Log
 from launcher.watch.overview import NoProgressReport
+from simulation.faults import Fault, What
 from simulation.keeper import AGAIN, STUCK
-from simulation.machine import Machine, Upload
-from simulation.pipe import Pipe
-from simulation.plan import Fault, What
-from simulation.ranks import Rank
-from simulation.strangers import IMPOSTORS
+from simulation.launcher import QUIET, Launcher
+from simulation.machine import Machine
+from simulation.ranks import Rank, Upload
+from simulation.system import Pipe
 
 if TYPE_CHECKING:
     from simulation.job import Job
-    from simulation.launcher import Launcher
 
 
 # Promises that are held while a job runs; the others are in promises.py.
-QUIET = "With `--launcher-watch 0`, a sign of life each 4 s is all that is sent"
 ALIVE_EVERY = 3.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
 KNOWN = "No rank is started but while its host runs an attempt"
 ONE = "Of one attempt each rank's script is started once"
-
-_TOO_MANY = 3000  # steps of one launcher at one time
 
 
 class Broken(NamedTuple):
@@ -88,7 +84,6 @@ class Watch:
 
     def __init__(self, job: Job, *, trace: bool) -> None:
         self.job = job
-        self._steps: dict[str, tuple[float, int]] = {}  # of each host: how many at which time
         self.trace: list[str] | None = [] if trace else None
         self.events: dict[str, list[tuple[Any, str]]] = {name: [] for name in job.names}
         self.broken: list[Broken] = []
@@ -104,9 +99,6 @@ class Watch:
         self.quiet_from: float | None = None
         self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
         self.requests: list[StacksRequest] = []
-        strangers = [fault for fault in job.plan.faults if fault.what is What.STRANGER]
-        self.kinds = {fault.what for fault in job.plan.faults}
-        self._has_impostors = any(fault.amount >= IMPOSTORS for fault in strangers)
 
     # What is decided.
 
@@ -132,20 +124,14 @@ class Watch:
             run_machine.step, coordinator.step = run, hosts
 
     def _run(self, before: State, event: Any, after: State, actions: Any) -> None:
-        is_ = type(after.phase).__name__
+        now, is_ = self.job.clock.now, type(after.phase).__name__
         name = before.job.current_host
-        at, count = self._steps.get(name, (0.0, 0))
-        count = count + 1 if at == self.job.clock.now else 1
-        self._steps[name] = self.job.clock.now, count
-        if count > _TOO_MANY:
-            raise RecursionError(f"{name} never stops")
         launcher = self.job.machines[self.job.names.index(name)].launcher
         assert launcher
         if isinstance(event, Start) and isinstance(after.phase, Running):
-            self.started.append((self.job.clock.now, launcher.machine, event.attempt))
-        stops = isinstance(after.phase, Ending) and after.phase.why is Why.STOP
-        if stops and launcher.stopping_since > self.job.clock.now:
-            launcher.stopping_since = self.job.clock.now
+            self.started.append((now, launcher.machine, event.attempt))
+        if isinstance(after.phase, Ending) and after.phase.why is Why.STOP:
+            launcher.stopping_since = min(launcher.stopping_since, now)
         if self.trace is not None:
             self.events[name].append((event, is_))
             if not isinstance(event, Time) or actions or type(before.phase).__name__ != is_:
@@ -157,37 +143,34 @@ class Watch:
     def _coordinator(self, before: JobState, event: Any, after: JobState, now: float) -> None:
         message = event.message if isinstance(event, events.Received) else event
         self._is_in_order(before, message)
+        phase, name = after.phase, before.job.current_host
         is_open = not isinstance(before.phase, (Clearing, Ended))
-        restarts = isinstance(before.phase, Clearing) and bool(before.phase.end.restart)
-        if isinstance(event, events.Lost) and (is_open or restarts):
+        if isinstance(before.phase, Clearing):
+            is_open = bool(before.phase.end.restart)
+        if isinstance(event, events.Lost) and is_open:
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
-        # Once all hosts end their ranks for a failure only another one of a rank may replace it.
-        has_blame = bool(getattr(before.phase, "blame", None))
-        counts = isinstance(message, Failed) and message.failure.may_restart and has_blame
-        if isinstance(message, Failed) and (is_open or restarts or counts):
-            crosses = (message.attempt, before.attempt) == (
-                0,
-                1,
-            ) and not message.failure.may_restart
-            if message.attempt == before.attempt or crosses:
+        if isinstance(message, Failed):
+            of_host = not message.failure.may_restart
+            crosses = of_host and (message.attempt, before.attempt) == (0, 1)
+            # Once all hosts end ranks for a failure only another one of a rank may replace it.
+            counts = is_open or (getattr(before.phase, "blame", None) and not of_host)
+            if counts and (message.attempt == before.attempt or crosses):
                 failed = ReportedFailure(now, before.attempt, message.failure, message.age)
                 self.failures.append(failed)
-        phase = after.phase
         if after.result and after.result != before.result:
             self.decided = (self.decided[0] if self.decided else now), after.result
             self.settled_at = now
         elif isinstance(phase, Clearing) and not isinstance(before.phase, Clearing):
             self.restarts.append(now)
-        if isinstance(message, Stop):
-            self.note("the coordinator hears of a stop", before.job.current_host)
         if self.trace is not None and type(phase) is not type(before.phase):
-            self.note(f"coordinator: {phase!r}", before.job.current_host, type(phase).__name__)
+            self.note(f"coordinator: {phase!r}", name, type(phase).__name__)
 
     def _is_in_order(self, before: JobState, message: Any) -> None:
         attempt = getattr(message, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
-        if attempt is None or isinstance(message, NoProgressReport) or self._has_impostors:
+        odd = any(fault.what is What.IMPOSTOR for fault in self.job.plan.faults)
+        if attempt is None or isinstance(message, NoProgressReport) or odd:
             return
         # What a host reports before it receives the start counts (coordinator.host_failed).
         of_host = isinstance(message, Failed) and not message.failure.may_restart
@@ -196,30 +179,16 @@ class Watch:
 
     # What happens.
 
-    def sends(self, machine: Machine) -> None:
-        """A launcher sends something to another host."""
-        self._acts(machine.name, "sends something")
-
-    def polls(self, launcher: Launcher) -> None:
-        """A launcher is woken by its timer."""
-        self._acts(launcher.machine.name, "wakes up")
-
-    def _acts(self, name: str, what: str) -> None:
-        now, before = self.job.clock.now, self.alive.get(name, -math.inf)
-        if self._is_quiet() and now != before:
+    def acts(self, machine: Machine, what: str) -> None:
+        """A launcher sends something to another host, or is woken by its timer."""
+        now, before = self.job.clock.now, self.alive.get(machine.name, -math.inf)
+        if self.quiet_from is not None and now > self.quiet_from and now != before:
             if now < before + ALIVE_EVERY:
-                self.breaks(QUIET, f"{name} {what}")
-            self.alive[name] = now
-
-    def _is_quiet(self) -> bool:
-        return self.quiet_from is not None and self.job.clock.now > self.quiet_from
-
-    def never_stops(self) -> None:
-        """A launcher's timer comes again and again."""
-        self.breaks(QUIET, "a timer never stops")
+                self.breaks(QUIET, f"{machine.name} {what}")
+            self.alive[machine.name] = now
 
     def loses_store(self, rank: Rank) -> None:
-        """The torchrun has ended that keeps the store of a rank that runs."""
+        """What keeps the store of a rank that runs has ended."""
         self.lost_store.append((self.job.clock.now, rank))
 
     def note(self, what: str, host: str, phase: str = "") -> None:
@@ -238,19 +207,14 @@ class Watch:
         self.quiet_from = None
 
     def trains(self) -> None:
-        """All ranks run, of one attempt."""
-        if any(one.rank is None for one in self.faults):
-            return  # more than a rank has failed, which can be restarted
-        if self.failures and self.failures[-1].attempt == max(at for *_, at in self.started):
-            return  # the attempt is ending
-        if self.job.plan.watch:
-            return
-        delays = sum(machine.delay for machine in self.job.machines)
-        self.quiet_from = self.job.clock.now + 1 + 2 * delays
-
-    def is_new(self, fault: Fault) -> bool:
-        """Tell whether a fault has had no effect yet."""
-        return all(one.fault is not fault for one in self.faults)
+        """All ranks run, of one attempt; unless more has failed than a rank it gets quiet."""
+        is_ending = self.failures and self.failures[-1].attempt == max(
+            at for *_, at in self.started
+        )
+        broken = any(one.rank is None for one in self.faults)
+        if not (broken or is_ending or self.job.plan.watch):
+            delays = sum(machine.delay for machine in self.job.machines)
+            self.quiet_from = self.job.clock.now + 1 + 2 * delays
 
     # Ranks, as they start and end.
 
@@ -273,13 +237,10 @@ class Watch:
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
         by = self.job.clock.now - STUCK + 2 * AGAIN + 0.01
-        left = [
-            process
-            for process in launcher.machine.processes.values()
-            if not (process.is_held and process.killed_at < by)
-        ]
+        processes = launcher.machine.processes.values()
+        left = [one.pid for one in processes if not (one.is_held and one.killed_at < by)]
         if left:
-            self.breaks(LEFT, f"{launcher.machine.name} leaves {len(left)} processes behind")
+            self.breaks(LEFT, f"{launcher.machine.name} leaves {left} behind")
         self.note(f"ENDS {launcher.result}", launcher.machine.name, "Done")
 
     def breaks(self, promise: str, how: str) -> None:
