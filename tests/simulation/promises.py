@@ -151,16 +151,19 @@ MOST_SECONDS = {
 )
 def decides_in_time(watch: Watch) -> Iterator[str]:
     """And no longer, nor for others than it says."""
-    one = watch.faults[0] if watch.faults else None
-    if one is None or one.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
+    first = watch.faults[0] if watch.faults else None
+    if first is None or first.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
         return
-    tells = one.fault.what not in LOSSES  # the first host, and not its connection
     through = all(rank.exit_code == 0 for rank in watch.ranks)
-    if through or (tells and {one.machine, watch.job.machines[0]} & lost(watch)):
-        return
-    late = one.fault.amount if one.fault.what in FAILURES else 0.0
-    if watch.decided[0] > one.time + MOST_SECONDS.get(one.fault.what, math.inf) + late:
-        yield f"it decides {watch.decided[0] - one.time:.2f} s after: {one.fault.what.value}"
+    bounds = []
+    for one in [one for one in watch.faults if one.time == first.time]:
+        tells = one.fault.what not in LOSSES  # the first host, and not its connection
+        if through or (tells and {one.machine, watch.job.machines[0]} & lost(watch)):
+            return
+        late = one.fault.amount if one.fault.what in FAILURES else 0.0
+        bounds.append(MOST_SECONDS.get(one.fault.what, math.inf) + late)
+    if watch.decided[0] > first.time + max(bounds):
+        yield f"it decides {watch.decided[0] - first.time:.2f} s after: {first.fault.what.value}"
 
 
 @promise("that rank's exception is the first line of each host's failure reason", unless=IMPOSTOR)
