@@ -254,6 +254,8 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
     if isinstance(phase, Clearing):
         assert phase.blame
         is_of_rank = failure.may_restart
+        if phase.blame.failure.restart:
+            return state, ()  # what has ended a restart stays
         if not (is_of_rank or phase.end.restart):
             return state, ()  # of a launcher, or torchrun: the job ends anyway
         blame = phase.blame.noted(failure, at)
