@@ -346,7 +346,9 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
 
 def _goes_on(phase: Phase) -> bool:
     """Whether ranks run, or are about to run again."""
-    return isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART)
+    if isinstance(phase, Ending):
+        return phase.why is Why.RESTART and not phase.leaves
+    return isinstance(phase, Running)
 
 
 def places_reported(state: State, event: events.PlacesReported, now: float) -> Step:
