@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple
 from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
 from launcher.text.protocol import Lines, decoded, encoded
+from launcher.text.words import signal_name
 
 _KILL_SECONDS = 1  # for a killed command to end
 _POLL_SECONDS = 0.1  # between two checks for a stop
@@ -29,7 +30,6 @@ class Answer(NamedTuple):
     err: str
     problem: str
     is_late: bool = False
-    was_stopped: bool = False
 
 
 def ask(
@@ -53,28 +53,25 @@ def ask(
         why = getattr(error, "strerror", None) or error
         return Answer("", "", f"{argv[0]} cannot be started ({why})")
     deadline = time.monotonic() + seconds
-    is_late = was_stopped = False
-    while not (is_late or was_stopped):
+    problem, is_late = "", False
+    while not problem:
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
             break
         except subprocess.TimeoutExpired as error:
             out, err = error.output or b"", error.stderr or b""
-            was_stopped = bool(signals and signals.stop())
             is_late = time.monotonic() >= deadline
+            if signals and signals.stop():
+                problem = "it was interrupted by a stop"
+            elif is_late:
+                problem = f"it did not finish within {seconds:.0f} s"
     else:
         _kill(process)
-    problem = ""
-    if was_stopped:
-        problem = "it was interrupted by a stop"
-    elif is_late:
-        problem = f"it did not finish within {seconds:.0f} s"
-    elif process.returncode < 0:
-        problem = f"it was killed by signal {-process.returncode}"
-    elif process.returncode:
+    if not problem and process.returncode:
         problem = f"it ended with exit code {process.returncode}"
-    texts = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-    return Answer(*texts, problem, is_late, was_stopped)
+        if process.returncode < 0:
+            problem = f"it was killed by {signal_name(-process.returncode)}"
+    return Answer(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), problem, is_late)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -33,12 +34,8 @@ def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, Socket
 
 def is_literal(host: str) -> bool:
     """Tell whether a host's name is an address."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host.partition("%")[0])
-        except (OSError, ValueError):
-            continue
-        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
     return False
 
 

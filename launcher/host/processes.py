@@ -162,23 +162,19 @@ def adopt_orphans() -> None:
 
 def children() -> set[int]:
     """Return the pids of this process's children that have not ended."""
-    found = set()
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if int(parent) == os.getpid() and state not in (b"Z", b"X"):
-                found.add(int(name))
-    return found
+    pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
+    seen = ((pid, _stat(pid)[:2]) for pid in pids)
+    own = b"%d" % os.getpid()
+    return {pid for pid, fields in seen if fields[1:] == [own] and fields[0] not in (b"Z", b"X")}
 
 
 def state_of(pid: int) -> str:
     """Return the letter of a process's state as in proc(5), such as T; "" if it is gone."""
-    with contextlib.suppress(OSError, KeyError):
-        return status(pid)[b"State"].decode().strip()[:1]
-    return ""
+    return b"".join(_stat(pid)[:1]).decode()
 
 
-def status(pid: int) -> dict[bytes, bytes]:
-    """Return the fields of /proc/PID/status (proc(5)). Raises OSError if the process is gone."""
-    with open(f"/proc/{pid}/status", "rb") as file:
-        return {name: value for name, _, value in (line.partition(b":") for line in file)}
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the state on (proc(5)); none if it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+    return []

@@ -45,7 +45,7 @@ class Signals:
         # Children inherit the mask, too: this is our parent's, and the ranks would get ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPS, signal.SIGCHLD))
         self._seen = b""  # signals that `stop` has read and `take` has not returned yet
-        self._others = bytes(OTHERS)  # that have not arrived yet
+        self._others: set[int] = set()  # that have arrived
 
     def __enter__(self) -> Signals:
         return self
@@ -79,11 +79,10 @@ class Signals:
         except BlockingIOError:
             return seen
         for number in new:
-            if number not in OTHERS:
+            if number not in self._others:
                 seen += bytes([number])
-            elif number in self._others:
-                self._others = self._others.replace(bytes([number]), b"")
-                seen += bytes([number])
+            if number in OTHERS:
+                self._others.add(number)
         return seen
 
     def stop(self) -> int:

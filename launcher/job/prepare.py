@@ -12,7 +12,7 @@ from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
-from launcher.job.job import Cluster, Job, LaunchPlan
+from launcher.job.job import Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import at_address, make_plan
@@ -31,8 +31,13 @@ def prepare(
     """
     _refuse_surroundings(environ)
     given = toolkit.read_input(argv, environ, signals)
-    options = _options(given, environ)
-    cluster = _cluster(given, options, environ, signals)
+    try:
+        options = arguments.parse(given.words, environ)
+        described = {**given.variables, **environ}
+        cluster = read_cluster(described, options.instance_groups, signals)
+    except LaunchError as error:
+        error.args = (" ".join([str(error), *given.hints()]),)
+        raise
     if not cluster.takes_part:
         groups = ", ".join(options.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
@@ -64,30 +69,6 @@ def reached_at(
         uses = f": GLOO_SOCKET_IFNAME={interface}" if interface else ""
         log(f"{job.current_host} can be reached from the other hosts at {address}{uses}.")
     return at_address(plan, job, address, interface, has_name=own_name_resolves)
-
-
-def _options(given: toolkit.JobInput, environ: Mapping[str, str]) -> Options:
-    """Return the options.
-
-    The error adds a script that only SM_HPS names.
-    """
-    try:
-        return arguments.parse(given.words, environ)
-    except LaunchError as error:
-        near = [line for line in given.lines if "train-script" in line or "train-module" in line]
-        error.args = (" ".join([str(error), *near]),)
-        raise
-
-
-def _cluster(
-    given: toolkit.JobInput, options: Options, environ: Mapping[str, str], signals: Signals | None
-) -> Cluster:
-    try:
-        return read_cluster({**given.variables, **environ}, options.instance_groups, signals)
-    except LaunchError as error:
-        if given.folder:
-            error.args = (f"{error} (The SM_ variables were made from {given.folder}.)",)
-        raise
 
 
 def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -210,7 +210,7 @@ def _ask(
     if path is None or (signals and signals.stop()):
         return ""
     answer = ask([path, option], environ, _ASK_TIMEOUT, signals)
-    if answer.was_stopped:
+    if signals and signals.stop():
         return ""
     if answer.problem:
         # Tell users who pay for a GPU that they train on a CPU.

@@ -66,6 +66,13 @@ class JobInput(NamedTuple):
     folder: str = ""  # of these config files
     home: str = ""  # the folder where `train` would have put the code and run
 
+    def hints(self) -> list[str]:
+        """Return the lines for an error in the job: a script in SM_HPS alone, and these files."""
+        lines = [line for line in self.lines if "train-script" in line or "train-module" in line]
+        if self.folder:
+            lines.append(f"(Hyperparameters and SM_ variables were made from {self.folder}.)")
+        return lines
+
 
 def read_input(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
