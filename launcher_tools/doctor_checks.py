@@ -26,7 +26,7 @@ from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.child import Answer, ask
 from launcher.host.network import is_literal, listen, look_up
-from launcher.host.processes import status
+from launcher.host.processes import stat
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Job
@@ -394,10 +394,9 @@ def stop(
 
 def _above() -> dict[int, str]:
     found, pid = {}, os.getpid()
-    with contextlib.suppress(OSError):  # this user may not see all
-        while pid:
-            found[pid] = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-            pid = int(status(pid)[b"PPid"])
+    while pid and (fields := stat(pid)):  # this user may not see all
+        found[pid] = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+        pid = int(fields[1])
     return found
 
 

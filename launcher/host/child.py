@@ -15,7 +15,6 @@ from typing import Any, Callable, NamedTuple
 from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
 from launcher.text.protocol import Lines, decoded, encoded
-from launcher.text.words import signal_name
 
 _KILL_SECONDS = 1  # for a killed command to end
 _POLL_SECONDS = 0.1  # between two checks for a stop
@@ -70,7 +69,7 @@ def ask(
     if not problem and process.returncode:
         problem = f"it ended with exit code {process.returncode}"
         if process.returncode < 0:
-            problem = f"it was killed by {signal_name(-process.returncode)}"
+            problem = f"it was killed by signal {-process.returncode}"
     return Answer(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), problem, is_late)
 
 

@@ -163,17 +163,17 @@ def adopt_orphans() -> None:
 def children() -> set[int]:
     """Return the pids of this process's children that have not ended."""
     pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
-    seen = ((pid, _stat(pid)[:2]) for pid in pids)
+    seen = ((pid, stat(pid)[:2]) for pid in pids)
     own = b"%d" % os.getpid()
     return {pid for pid, fields in seen if fields[1:] == [own] and fields[0] not in (b"Z", b"X")}
 
 
 def state_of(pid: int) -> str:
     """Return the letter of a process's state as in proc(5), such as T; "" if it is gone."""
-    return b"".join(_stat(pid)[:1]).decode()
+    return b"".join(stat(pid)[:1]).decode()
 
 
-def _stat(pid: int) -> list[bytes]:
+def stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the state on (proc(5)); none if it is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
