@@ -134,13 +134,6 @@ def test_a_keeper_that_is_killed_and_one_whose_stub_is(keepers):
     assert keepers.told[2] == KeeperLost(7, "its keeper") and keepers.are_gone
 
 
-def test_the_watch_knows_a_rank_by_its_keeper(keepers):
-    with keeper(7, RUNS, said(watch=61), said(script_ended=True)):
-        keepers.act_until(lambda: ScriptEnded(7) in keepers.told)
-        watch = keepers.watch
-        assert (watch._ranks[77].known.rank, watch._ranks[77].known.local_rank) == (7, 2)
-
-
 NONSENSE = [{}, {"hello": {}}, {"hello": {"rank": "x"}}, {"runs": 3}, {"ended": {}}, 3, [1], "abc"]
 NONSENSE += [said(end={}), said(thread=None), {"said": 3}, {"cleared": {"x": 1}}, {"ended": None}]
 

@@ -14,7 +14,6 @@ from launcher.peers.connection import LINE_LIMIT
 from launcher.peers.events import (
     Admit,
     Arrived,
-    CannotListen,
     Connect,
     Connected,
     Disconnect,
@@ -175,14 +174,6 @@ def lost(host, how="was lost: its launcher died"):
 # The coordinator, until all have joined.
 
 
-def test_all_start_when_the_last_has_joined(first):
-    assert first.began == ()
-    assert first.hears_hello(THIRD, 20) == joins(THIRD)
-    start = everywhere(Start(1, 0), THIRD, SECOND)
-    assert first.hears_hello(SECOND, 21) == (*joins(SECOND), *start, EndListening())
-    assert first.phase == Running() and first.due == math.inf
-
-
 def test_who_is_missing_is_said_every_30_seconds_until_the_start_time_out(first):
     first.hears_hello(SECOND, 1)
     for now in (30, 60, 90):
@@ -255,60 +246,6 @@ def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
     assert first.waits_until(13) == (Send(HOSTS[1:], Leave(Result(2, CANNOT.failure.text))),)
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_hosts_that_come_late_learn_why_the_job_ends_before_the_start(is_late):
-    first = Host(FIRST, fingerprint={})
-    end = End(1, Result(2, CANNOT.failure.text))
-    assert first.hears(FIRST, CANNOT, 0.3) == here(end)
-    assert first.hears(FIRST, Cleared(1, 0), 0.3) == ()
-    assert first.hears_hello(SECOND, 1) == (*joins(SECOND), Send((SECOND,), end))
-    assert first.hears(SECOND, Cleared(1, 0), 1) == ()
-    if is_late:  # then it is not waited for
-        assert first.waits_until(3.3) == (Send((SECOND,), Leave(end.result)),)
-    told = (Send((THIRD,), end), *([Send((THIRD,), Leave(end.result))] if is_late else []))
-    assert first.hears_hello(THIRD, 3.3) == (*joins(THIRD), *told)
-    if not is_late:
-        assert first.hears(THIRD, Cleared(1, 0), 2) == (Send((SECOND, THIRD), Leave(end.result)),)
-    for host in (SECOND, THIRD):
-        assert isinstance(first.phase, Ended)
-        actions = first.step(Lost(host, DIED), 4)
-    assert actions == here(Leave(end.result)) and first.due == math.inf
-
-
-@pytest.mark.parametrize("may_tell", [True, False])
-def test_a_coordinator_without_room_or_port_ends_the_job(first, may_tell):
-    event = CannotListen("algo-1 cannot listen", may_tell)
-    assert first.step(event) == here(End(1, Result(2, "launcher: algo-1 cannot listen\n")))
-    # Hosts that come later can be told, if they can come.
-    assert first.hears(FIRST, Cleared(1, 0)) == (
-        () if may_tell else here(Leave(Result(2, "launcher: algo-1 cannot listen\n")))
-    )
-    assert first.step(event) == ()
-
-
-def test_a_stop_before_all_have_joined_is_told_to_those_that_come(first):
-    first.hears_hello(SECOND)
-    assert first.hears(SECOND, Stop(15)) == everywhere(End(1, STOPPED), SECOND)
-    assert first.step(Lost(SECOND, DIED)) == first.hears(FIRST, Cleared(1, 0)) == ()
-    assert first.hears_hello(THIRD)[2:] == here(End(1, STOPPED), THIRD)
-    assert first.hears(THIRD, Cleared(1, 0)) == here(Leave(STOPPED), THIRD)
-
-
-@pytest.mark.parametrize(
-    ("event", "at", "result"),
-    [
-        (Lost(SECOND, DIED), 10.5, lost(SECOND)),
-        # There is nothing to restart, whatever it says: who knows the job's name can say this.
-        (Received(SECOND, failed(attempt=0)), 10, Result(1, "loss is nan\n")),
-    ],
-)
-def test_a_host_that_is_lost_or_fails_before_all_have_joined_ends_the_job(event, at, result):
-    first = Host(FIRST, max_restarts=1)
-    first.hears_hello(SECOND)
-    (end,) = first.step(event, 10) or first.waits_until(at)
-    assert end.message == End(1, result)
-
-
 def test_a_failure_that_crosses_the_start_counts():
     first = ready()
     assert first.hears(SECOND, CANNOT, 1) == everywhere(End(1, Result(2, "algo-3: no such file\n")))
@@ -316,8 +253,7 @@ def test_a_failure_that_crosses_the_start_counts():
 
 # The coordinator of a job that runs: how it ends.
 
-NAN, KILLED = Result(1, "loss is nan\n"), Result(134, "killed\n")
-STOP, SURVIVORS = Stop(15), Cleared(1, 2)
+NAN, SURVIVORS = Result(1, "loss is nan\n"), Cleared(1, 2)
 BROKEN_GPU = "algo-3, GPU 3 (GPU-5a) has uncorrectable ECC errors"
 NOT_AGAIN = f"no restart: {BROKEN_GPU}; SageMaker checks and replaces the hosts of a failed job\n"
 GPU_LOST = failed("x: GPU is lost\nexit code 7\n", code=7)
@@ -325,14 +261,10 @@ GPU_LOST = GPU_LOST._replace(failure=GPU_LOST.failure._replace(broken=BROKEN_GPU
 GPU_FAILS = (10, THIRD, GPU_LOST)
 ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
 NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
-ABORTED = failed("killed\n", code=134, cause=Cause.ABORTED, may_restart=False)
-SECONDARY = failed("connection reset\n", cause=Cause.SECONDARY, may_restart=False)
 TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restart=False)
 OWN = failed("algo-3: the launcher itself failed\n", code=70, may_restart=False)
 LOST_FIRST = failed("algo-1 was lost\n", code=69, cause=Cause.HOST_LOST, may_restart=False)
-LOST, FROZEN = lost(SECOND), LOST_FIRST.failure.result
-LATER = failed("later\n", may_restart=False)
-ALL_SUCCEED = [(10, host, Succeeded(1)) for host in (FIRST, THIRD, FIRST, SECOND)]
+FROZEN = LOST_FIRST.failure.result
 RESET = failed("connection reset\n", cause=Cause.SECONDARY)
 NAN_AND_RESET = Result(1, "loss is nan\nexit code 1\n")
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
@@ -349,79 +281,36 @@ def instead(result):
     return result._replace(text=f"{result.text}reason for the restart: loss is nan\n")
 
 
-# Name: restarts; the seconds, the host, what it says or why it is lost; when all are ended, and how
-# the job ends when they have cleared.
+# Name: restarts; the seconds, the host, what it says or why it is lost; how the job ends.
 ENDS = {
-    "all succeed": (0, ALL_SUCCEED, 10, SUCCESS),
-    "all succeed, one is lost": (0, [(10, THIRD, DIED), *ALL_SUCCEED], 10, SUCCESS),
-    "all succeed, one has failed": (0, [FAILS, *ALL_SUCCEED], 10, NAN),
-    "a stop of the first": (0, [(10, FIRST, STOP)], 10, STOPPED),
-    "a stop of another": (0, [(10, SECOND, STOP)], 10, STOPPED),
-    "a host is lost": (0, [(10, THIRD, DIED)], 10.5, lost(THIRD)),
-    # The first of the best cause, for which it waits.
-    "a failure, and another": (0, [FAILS, (10.1, THIRD, LATER)], 10, NAN),
-    "a failure, and a consequence": (0, [THREE[0], (10.1, THIRD, RESET)], 10, NAN_AND_RESET),
-    "three failures": (0, THREE, 10, Result(1, COUNTED)),
-    "torchrun fails": (0, [(10, SECOND, TORCHRUN)], 11, TORCHRUN.failure.result),
-    "an abort, a worse cause": (0, [(10, SECOND, ABORTED), (12, THIRD, SECONDARY)], 13, KILLED),
-    "a better cause": (0, [(10, SECOND, SECONDARY), (11, THIRD, ABORTED)], 13, KILLED),
-    "the best cause": (0, [(9, SECOND, SECONDARY), (9.5, THIRD, TORCHRUN), FAILS], 10, NAN),
-    "a better cause that is late": (0, [(7, THIRD, SECONDARY), (10.2, *FAILS[1:])], 10, NAN),
-    "a secondary failure": (0, [(10, SECOND, SECONDARY)], 13, SECONDARY.failure.result),
-    "a failure and a loss": (0, [FAILS, (10.2, THIRD, DIED)], 10, NAN),
-    "a loss, and an error of a launcher": (0, [(9, SECOND, DIED), (10, THIRD, OWN)], 9.5, LOST),
-    # Stops.
-    "a stop after a failure": (0, [FAILS, (10.2, THIRD, STOP)], 10, NAN),
-    "a stop, restarts left": (1, [FAILS, (10.2, THIRD, STOP)], 10.2, STOPPED),
-    "a stop after a loss": (1, [(10, SECOND, DIED), (10.2, THIRD, STOP)], 10.5, LOST),
+    "a failure, and a consequence": (0, [THREE[0], (10.1, THIRD, RESET)], NAN_AND_RESET),
+    "three failures": (0, THREE, Result(1, COUNTED)),
     # Restarts that do not come about.
-    "a stop, restarting": (1, [FAILS, (20, THIRD, STOP)], 20, STOPPED),
-    "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], 10, instead(lost(THIRD))),
-    "two losses": (1, [FAILS, (20, THIRD, DIED), (20, SECOND, DIED)], 10, instead(lost(THIRD))),
-    "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], 10, NAN_NO_TORCHRUN),
-    "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], 10, instead(OWN.failure.result)),
-    "the first was frozen": (1, [FAILS, (20, THIRD, LOST_FIRST)], 10, instead(FROZEN)),
-    "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], 10, NAN_SURVIVORS),
-    "no store": (1, [(5, "", NO_STORE), FAILS], 10, NAN_NO_STORE),
-    "no store, a stop": (1, [(5, "", NO_STORE), FAILS, (10.1, THIRD, STOP)], 10, NAN_NO_STORE),
-    "no store, restarting": (1, [FAILS, (20, "", NO_STORE)], 10, NAN_NO_STORE),
-    "no store, no restart": (0, [FAILS, (20, "", NO_STORE)], 10, NAN),
-    "torchrun fails first": (1, [(9.9, THIRD, TORCHRUN), FAILS], 10, NAN_NO_TORCHRUN),
+    "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], instead(lost(THIRD))),
+    "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], NAN_NO_TORCHRUN),
+    "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], instead(OWN.failure.result)),
+    "the first was frozen": (1, [FAILS, (20, THIRD, LOST_FIRST)], instead(FROZEN)),
+    "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], NAN_SURVIVORS),
+    "no store, restarting": (1, [FAILS, (20, "", NO_STORE)], NAN_NO_STORE),
+    "no store, no restart": (0, [FAILS, (20, "", NO_STORE)], NAN),
     # Nor where hardware broke, by what any rank says.
-    "a rank's GPU": (1, [GPU_FAILS], 10, ON_BROKEN),
-    "another's GPU": (1, [FAILS, (10.2, *GPU_FAILS[1:])], 10, NAN_ON_BROKEN),
-    "a stop after that": (1, [GPU_FAILS, (10.1, FIRST, STOP)], 10, ON_BROKEN),
-    "a GPU, and no restart left": (0, [GPU_FAILS], 10, GPU_LOST.failure.result),
+    "a rank's GPU": (1, [GPU_FAILS], ON_BROKEN),
+    "another's GPU": (1, [FAILS, (10.2, *GPU_FAILS[1:])], NAN_ON_BROKEN),
+    "a GPU, and no restart left": (0, [GPU_FAILS], GPU_LOST.failure.result),
 }
 
 
-@pytest.mark.parametrize(("restarts", "events", "at", "result"), ENDS.values(), ids=ENDS)
-def test_how_a_job_ends(restarts, events, at, result):
-    first, told = ready(max_restarts=restarts), []
-    for now, host, what in [*events, (at, "", None)]:
-        while first.due <= now and not isinstance(first.phase, Clearing):
-            due = first.due
-            told += [(due, action) for action in first.step(Time(), due)]
-        if what is not None:
-            lost_or_said = Lost(host, what) if isinstance(what, str) else Received(host, what)
-            event = what if isinstance(what, StoreMade) else lost_or_said
-            told += [(now, action) for action in first.step(event, now)]
-    when, end = [one for one in told if isinstance(one[1].message, End)][-1]
-    assert when == pytest.approx(at) and end.hosts[-1] == FIRST
-    if not end.message.restart:  # later stops and failures of launchers change nothing
-        for message in (OWN, Stop(2), Succeeded(1), Cleared(first.state.number - 1, 0)):
-            assert first.hears(FIRST, message, at) == ()
-    alive = [host for host in HOSTS[1:] if (host, DIED) not in [event[1:] for event in events]]
-    leave = first.clears((*alive, FIRST), first.state.number, 21)
-    if alive and result != SUCCESS:
-        assert leave == (Send(tuple(alive), Leave(result)),)
-        leave = first.step(Time(), 26)
-    else:
-        alive = [] if result != SUCCESS else alive
-        assert leave == (Send((*alive, FIRST), Leave(result)),)
-        return
-    assert leave == here(Leave(result))
-    assert first.phase == Ended(result, math.inf) and first.due == math.inf
+@pytest.mark.parametrize(("restarts", "events", "result"), ENDS.values(), ids=ENDS)
+def test_what_a_job_says_that_ends(restarts, events, result):
+    first, alive = ready(max_restarts=restarts), list(HOSTS[1:])
+    for now, host, what in events:
+        if what == DIED:
+            alive.remove(host)
+            first.step(Lost(host, what), now)
+        else:
+            first.step(what if isinstance(what, StoreMade) else Received(host, what), now)
+    leave = first.clears((*alive, FIRST), 1, 21)
+    assert leave == (Send(tuple(alive), Leave(result)),)
 
 
 @pytest.mark.parametrize(("result", "stop"), [(SUCCESS, None), (STOPPED, Stop(15))])
@@ -495,72 +384,12 @@ def test_hosts_that_do_not_clear_are_left_at_the_bound_of_the_longest_grace():
     assert first.waits_until(10 + BOUND + 40) == (Send(HOSTS[1:], Leave(STOPPED)),)
 
 
-def test_a_thousand_hosts_clear_and_leave():
-    hosts = (FIRST, *(f"host-{number:03}" for number in range(999)))
-    first = Host(FIRST, hosts, max_restarts=1)
-    for host in hosts[1:]:
-        first.hears_hello(host)
-    first.step(StoreMade(5))
-    first.hears(FIRST, failed(), 10)
-    start, _ = first.clears(hosts, 1, 20), first.hears(FIRST, Stop(15), 21)
-    assert start == (Send((*hosts[1:], FIRST), Start(2, 5)),)
-    assert first.clears(hosts, 2, 22) == (Send(hosts[1:], Leave(STOPPED)),)
-
-
 # Restarts.
-
-
-def test_all_start_again_when_all_have_cleared():
-    first, now = ready(max_restarts=3), 0
-    first.hears(THIRD, Succeeded(1), 1)
-    for attempt, again in ((1, ""), (2, " (for the second time)"), (3, " (for the third time)")):
-        assert first.step(StoreMade(attempt)) == ()
-        now, began = now + 20, now
-        line = f"attempt {attempt} of 4 failed after {now - began} s: loss is nan{again}"
-        end = End(attempt, SUCCESS, f"{line}; restarting all ranks.")
-        assert first.hears(SECOND, failed(attempt=attempt), now) == everywhere(end)
-        # Of the same restart; of the one before.
-        assert first.hears(THIRD, failed("of this restart\n", attempt=attempt), now) == ()
-        assert first.hears(THIRD, Cleared(attempt - 1, 0), now) == ()
-        make = here(MakeStore()) if attempt < 3 else ()
-        start = first.clears((FIRST, SECOND, FIRST, THIRD), attempt, now)
-        assert start == (*everywhere(Start(attempt + 1, attempt)), *make)
-        for message in (failed(attempt=attempt), Succeeded(attempt), Cleared(attempt, 0)):
-            assert first.hears(SECOND, message, now) == ()
-    for host in HOSTS[:2]:
-        assert first.hears(host, Succeeded(4), now) == ()  # the third, in attempt 1, counts no more
-    last = first.hears(THIRD, failed("of the last attempt\n", attempt=4), 70)
-    assert last == everywhere(End(4, Result(1, "of the last attempt\n")))
 
 
 def test_a_store_is_made_while_restarts_remain():
     assert MakeStore() not in [send.message for send in Host(FIRST, (FIRST,)).began]
     assert here(MakeStore())[0] in Host(FIRST, (FIRST,), max_restarts=1).began
-
-
-def test_a_restart_waits_for_its_store():
-    first = restarting(has_store=False)
-    assert first.clears(HOSTS, 1, 20) == ()
-    assert first.step(StoreMade(5), 21)[:1] == everywhere(Start(2, 5))
-
-
-def test_a_stop_during_a_restart_is_cleared_anew_and_a_second_stop_changes_nothing():
-    first = restarting()
-    first.clears(HOSTS[:2], 1, 20)
-    assert first.hears(THIRD, Stop(2), 21) == everywhere(End(2, Result(130, "", 2)))
-    assert first.hears(SECOND, Stop(15), 22) == ()
-    assert first.clears(HOSTS, 1, 22 if not first.due else 23) == ()  # all of the first End
-    assert first.clears(HOSTS, 2, 24) == (Send(HOSTS[1:], Leave(Result(130, "", 2))),)
-
-
-@pytest.mark.parametrize("has_cleared", [True, False])
-def test_a_host_that_is_lost_while_others_clear_ends_a_restart(has_cleared):
-    first = restarting()
-    if has_cleared:
-        first.clears([THIRD], 1, 20)
-    assert first.step(Lost(THIRD, DIED), 21) == ()
-    leave = Leave(instead(lost(THIRD)))
-    assert first.clears([FIRST, SECOND], 1, 22) == (Send((SECOND,), leave),)
 
 
 @pytest.mark.parametrize(
@@ -577,14 +406,6 @@ def test_a_restart_has_a_time_out(cleared, says, given, seconds):
     text += "reason for the restart: loss is nan\n"
     assert first.waits_until(10.3 + seconds) == everywhere(End(2, Result(69, text)))
     assert first.due == pytest.approx(10.3 + seconds + BOUND)
-
-
-def test_a_store_that_is_not_made_in_time_ends_the_job():
-    first = restarting(has_store=False)
-    first.clears(HOSTS, 1, 20)
-    (leave,) = first.waits_until(10.3 + BOUND)
-    why = f"algo-1 did not make the next attempt's store within {BOUND} s of the restart"
-    assert leave.message == Leave(Result(1, f"loss is nan\nno restart: {why}\n"))
 
 
 @pytest.mark.parametrize(
@@ -612,18 +433,6 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
     assert first.state.attempt == 2
     assert first.hears(THIRD, failed("too late\n"), 20.1) == ()  # a rank's, of before
     assert first.hears(THIRD, OWN, 20.2) == everywhere(End(2, OWN.failure.result))
-
-
-def test_a_host_alone_coordinates_itself():
-    alone = Host(FIRST, (FIRST,), max_restarts=1, restart_timeout=1)
-    assert alone.began == (*here(Start(1, 0)), *here(MakeStore()))
-    alone.step(StoreMade(5))
-    line = "attempt 1 of 2 failed after 10 s: loss is nan; restarting all ranks."
-    assert alone.hears(FIRST, failed(), 10) == here(End(1, SUCCESS, line))
-    assert alone.due == 10 + BOUND
-    assert alone.hears(FIRST, Cleared(1, 0), 12) == here(Start(2, 5))
-    assert alone.hears(FIRST, Succeeded(2), 13) == here(End(2, SUCCESS))
-    assert alone.hears(FIRST, Cleared(2, 0), 13) == here(Leave(SUCCESS))
 
 
 # Which rank had departed; which make no progress; stacks.
@@ -822,53 +631,6 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
     assert second.step(Connected()) == (Disconnect(),)  # too late
 
 
-def test_a_member_joins_and_follows_the_coordinator():
-    second = joined()
-    assert second.due == math.inf
-    assert second.hears(FIRST, Missing("algo-3")) == (Log("waiting for algo-3."),)
-    for message in (Start(1, 0), End(1, SUCCESS, "why"), Start(2, 5), CollectStacks(1, True)):
-        assert second.hears(FIRST, message) == comes_down(message)
-    for message in (failed(attempt=2), Stop(15), stacks_of(1, ()), StacksRequest()):
-        assert second.hears(SECOND, message) == (goes_up(message),)
-    for message in (End(2, NAN), AllStacks(("x",))):
-        assert second.hears(FIRST, message) == comes_down(message)
-    assert second.hears(SECOND, Cleared(2, 0)) == (goes_up(Cleared(2, 0)),)
-    assert second.hears(FIRST, Leave(NAN)) == comes_down(Leave(NAN))
-    assert second.step(Lost(FIRST, DIED)) == second.hears(SECOND, Cleared(2, 0)) == ()
-
-
-ALONE = End(0, lost(FIRST))
-# Name: what the coordinator has said; what this host has; the End that its run is commanded when
-# the coordinator is lost, unless it has that of the job. It leaves once it has cleared.
-LOST = {
-    "before the start": ([], [], ALONE),
-    "in an attempt": ([Start(1, 0)], [], ALONE),
-    "in an attempt, stopped": ([Start(1, 0)], [Stop(15)], End(0, STOPPED)),
-    "in a restart": ([Start(1, 0), End(1, SUCCESS, "why")], [], ALONE),
-    "in a restart, cleared": ([Start(1, 0), End(1, SUCCESS, "why")], [Cleared(1, 0)], ALONE),
-    "after a restart": ([End(1, SUCCESS, "why"), Start(2, 5)], [Cleared(1, 0)], ALONE),
-    "at the end": ([Start(1, 0), End(1, NAN)], [], None),
-    "at the second end": ([Start(1, 0), End(1, SUCCESS, "why"), End(2, NAN)], [], None),
-    "at the end, cleared": ([Start(1, 0), End(1, NAN)], [Cleared(1, 0)], None),
-}
-
-
-@pytest.mark.parametrize(("said", "own", "end"), LOST.values(), ids=LOST)
-def test_a_member_that_loses_the_coordinator_ends_alone(said, own, end):
-    second = joined(*said)
-    for message in own:
-        second.hears(SECOND, message, 2)
-    actions = second.step(Lost(FIRST, DIED), 3)
-    commands = tuple(action for action in actions if action.hosts == (SECOND,))
-    assert commands == (
-        *(comes_down(end) if end else ()),
-        *comes_down(Leave((end or said[-1]).result)),
-    )
-    assert second.hears(SECOND, Stop(2), 4) == second.hears(FIRST, Start(9, 0), 4) == ()
-    assert second.step(Lost(FIRST, DIED), 5) == ()
-    assert isinstance(second.phase, link.Left) and second.due == math.inf
-
-
 def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
@@ -888,31 +650,6 @@ def test_a_member_waits_for_its_coordinator_where_another_program_listens(second
     assert link.step(second.state, Time(), 100)[1] == (Disconnect(), *ends)
     assert second.hears(FIRST, Start(1, 0), 99) == ()  # no reply
     assert second.hears(FIRST, Welcome(), 99) == () and second.due == math.inf
-
-
-@pytest.mark.parametrize("connected", [True, False])
-def test_a_stop_before_a_member_is_welcome_is_decided_by_itself(second, connected):
-    if connected:
-        second.step(Connected())
-    say = (goes_up(Stop(15)),) if connected else ()
-    assert second.hears(SECOND, Stop(15)) == (*say, *comes_down(End(0, STOPPED)))
-    assert second.hears(SECOND, Stop(2))[len(say) :] == ()
-    assert second.hears(SECOND, Cleared(0, 0)) == ()  # the others are to be told
-    if not connected:
-        assert second.step(Connected()) == (GREETS, goes_up(Stop(15)), goes_up(Stop(2)))
-    assert link.step(second.state, Time(), 5)[1] == (Disconnect(), *comes_down(Leave(STOPPED)))
-    assert second.hears(FIRST, Welcome()) == ()
-    assert second.hears(FIRST, End(1, STOPPED)) == comes_down(End(1, STOPPED))
-    assert second.step(Lost(FIRST, DIED))[1:] == comes_down(Leave(STOPPED))
-
-
-def test_a_stop_after_a_failure_before_a_member_is_welcome_decides_nothing(second):
-    assert second.hears(SECOND, CANNOT) == second.hears(SECOND, Stop(15)) == ()
-    for _ in range(2):
-        assert second.step(Connected()) == (GREETS, goes_up(CANNOT), goes_up(Stop(15)))
-        second.step(Lost(FIRST, DIED))
-    ends = (*comes_down(End(0, STOPPED)), *comes_down(Leave(STOPPED)))
-    assert second.waits_until(3) == (Disconnect(), *ends)
 
 
 # Messages.

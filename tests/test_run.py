@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from unittest import mock
 
 import psutil
@@ -281,24 +280,6 @@ def test_the_rank_that_breaks_a_collective_is_named_not_its_echo(start, script):
         assert host.leftovers() == []
 
 
-ALONE = """
-import os, sys, time
-if os.environ["RANK"] == "0":
-    while not os.path.exists("left"):
-        time.sleep(0.01)
-    time.sleep(0.5)
-    raise ValueError("no disk")
-else:
-    open("left", "w").close()
-"""
-
-
-def test_ranks_that_end_before_rank_0_goes_on_alone_are_no_reason(start, script):
-    host = start("--train-script", script(ALONE), *TWO_RANKS)
-    assert host.wait() == 1, host.log()
-    assert "ended with" not in host.err + host.failure
-
-
 AFTER = """
 import atexit, ctypes, os
 if os.environ["RANK"] == "1":
@@ -349,19 +330,6 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script):
     assert host.failure is None
     assert host.leftovers() == []
     assert "during the stop: localhost, rank 0 (local rank 0) ended with exit code 7" in host.err
-
-
-def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
-    host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS)
-    host.wait_for("ready", 2)
-    for _ in range(100):
-        if host.process.poll() is None:  # a busy launcher may take two for one
-            host.signal(signal.SIGINT)
-            time.sleep(0.2)
-    assert host.wait(60) == ended_by(signal.SIGINT), host.log()
-    assert "third SIGINT within 2 s: killing the job at once." in host.err
-    assert "saved" not in host.out
-    assert host.leftovers() == []
 
 
 def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start, script):

@@ -13,52 +13,37 @@ from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
-    Failed,
-    Leave,
     RanksSucceeded,
     Start,
-    Stop,
-    Succeeded,
 )
-from launcher.result.causes import SUCCESS, Cause, Result, of_host, stopped
+from launcher.result.causes import SUCCESS, Cause, Result, stopped
 from launcher.result.raised import Link
 from launcher.run import machine
 from launcher.run.events import (
-    CannotStart,
-    EndRanks,
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
-    KillTorchrun,
-    LeaveRanks,
-    NothingLeft,
     PlacesReported,
     RankEnded,
     RankExits,
     RankRuns,
     Report,
     RequestPlaces,
-    RunRanks,
     ScriptEnded,
     Signal,
-    StartTorchrun,
     ThreadRaised,
     Time,
     TorchrunEnded,
 )
-from launcher.run.state import Done, Ending, Joining, Running
 from launcher.text.words import Log
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
 FAILURE, STOP, RESTART = End(1, FAILED), End(1, stopped(TERM)), End(1, SUCCESS, "again")
-LEAVE = Leave(FAILED)
 JOINED = (KeeperJoined(0, 0, 2), KeeperJoined(1, 1, 2))
 RUN = (RankRuns(0, 71), RankRuns(1, 72))
 STARTED = (Start(1, 0), *JOINED, *RUN)
 CLEARED = (KeeperCleared(0, 1, 0), KeeperCleared(1, 1, 0))
-AGAIN = (KeeperCleared(0, 2, 0), KeeperCleared(1, 2, 0))
-SUCCEED = (RankEnded(0, 0), RankEnded(1, 0))
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
 PEER = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 RAISED = RankExits(0, 1, (Link("ValueError", "loss is nan"),))
@@ -102,94 +87,6 @@ def kinds(actions):
     return [one.message if isinstance(one, Report) else type(one) for one in actions]
 
 
-# What has happened; then the event of the row: the next phase, and the actions.
-ROWS = [
-    ((), Start(1, 0), Running, [StartTorchrun]),
-    ((), Signal(TERM), Joining, [Stop(TERM)]),
-    ((), STOP, Ending, [Cleared(1, 0)]),
-    ((STOP,), Start(1, 0), Ending, []),
-    ((Start(1, 0),), JOINED[0], Running, [RunRanks]),
-    ((Start(1, 0), STOP), JOINED[0], Ending, []),
-    ((Start(1, 0), STOP, LEAVE), JOINED[0], Ending, [LeaveRanks]),
-    (STARTED, RESTART, Ending, [EndRanks]),
-    (STARTED, SUCCEED[0], Running, [RanksSucceeded(1, 0, (0.0,))]),
-    (STARTED, Signal(TERM), Ending, [Stop(TERM), EndRanks]),
-    ((*STARTED, FAILURE), CLEARED[0], Ending, []),
-    ((*STARTED, FAILURE, CLEARED[0]), CLEARED[1], Ending, [Cleared(1, 0)]),
-    # Of an end that was replaced, of an attempt that is over, or too late.
-    ((*STARTED, RESTART, STOP), CLEARED[0], Ending, []),
-    (STARTED, CLEARED[0], Running, []),
-    (STARTED, LEAVE, Running, []),
-    ((*STARTED, FAILURE, LEAVE), LEAVE, Ending, []),
-    # A keeper that clears a local stop clears the coordinator's, which comes after it.
-    ((*STARTED, Signal(TERM), *CLEARED), STOP, Ending, [Cleared(1, 0)]),
-    ((*STARTED, STOP), End(2, FAILED), Ending, []),
-    ((*STARTED, RESTART), End(2, stopped(TERM)), Ending, [EndRanks]),
-    ((*STARTED, RESTART), Signal(TERM), Ending, [Stop(TERM), EndRanks]),
-    # Then nobody commands it, if there is to be no restart: the End before it is cleared.
-    ((*STARTED, RESTART, Signal(TERM), AGAIN[0]), AGAIN[1], Ending, [Cleared(1, 0)]),
-    ((*STARTED, FAILURE), Signal(TERM), Ending, []),
-    ((*STARTED, RESTART, *CLEARED), Start(2, 30001), Running, [RunRanks]),
-    ((*STARTED, FAILURE, *CLEARED), LEAVE, Ending, [KillTorchrun, LeaveRanks]),
-    ((*STARTED, End(1, SUCCESS), *CLEARED), Leave(SUCCESS), Ending, [LeaveRanks]),
-    ((*STARTED, RESTART, *CLEARED), LEAVE, Ending, [KillTorchrun, LeaveRanks]),
-    ((*STARTED, FAILURE), TorchrunEnded(1), Ending, []),
-    ((*STARTED, FAILURE), KeeperLost(0, "its keeper"), Ending, []),
-    ((*STARTED, FAILURE, *CLEARED, LEAVE), NothingLeft(), Ending, []),
-    ((*STARTED, FAILURE, *CLEARED, LEAVE, TorchrunEnded(-9)), NothingLeft(), Done, []),
-    # Suspended meanwhile: the others have not waited, but ranks have their grace.
-    ((*STARTED, FAILURE), LEAVE, Ending, []),
-    (
-        (*STARTED, FAILURE, LEAVE, CLEARED[0]),
-        CLEARED[1],
-        Ending,
-        [Cleared(1, 0), KillTorchrun, LeaveRanks],
-    ),
-    ((Signal(INT), Signal(INT)), Signal(INT), Done, []),
-    ((*STARTED, *[Signal(INT)] * 2), Signal(INT), Ending, [EndRanks, KillTorchrun]),
-]
-
-
-@pytest.mark.parametrize(("before", "event", "phase", "actions"), ROWS)
-def test_rows(before, event, phase, actions):
-    host = Host(*before).at(1.0, event)
-    assert type(host.state.phase) is phase
-    assert kinds(host.done) == actions
-
-
-# What ends ranks, and how: the signal, the grace, whether leftovers have that, too.
-@pytest.mark.parametrize(
-    ("event", "end"),
-    [
-        (Signal(INT), EndRanks(1, INT, 20, waits=True)),
-        (STOP, EndRanks(1, TERM, 20, waits=True)),
-        (FAILURE, EndRanks(1, TERM, 10)),
-        (RESTART, EndRanks(1, TERM, 10)),
-        (End(1, SUCCESS), EndRanks(1, TERM, 10)),
-    ],
-)
-def test_ranks_have_their_grace(event, end):
-    assert end in running().at(5.0, event).done
-
-
-@pytest.mark.parametrize(
-    ("ends", "exit_code"), [((RankEnded(0, 42),), 42), ((Time(),), 1), ((RankEnded(0, 0),), 0)]
-)
-def test_a_failure_counts_when_its_rank_has_ended_or_2_5_s_after_it_was_said(ends, exit_code):
-    host = running().at(5.0, RAISED)
-    assert host.done == []
-    failed = [one for one in host.at(7.5, *ends).told if isinstance(one, Failed)]
-    assert [one.failure.exit_code for one in failed] == [exit_code] * bool(exit_code)
-    assert all(one.failure.may_restart and one.age == 2.5 for one in failed)
-
-
-def test_all_that_ended_with_0_is_told_with_a_failure_or_the_success():
-    host = running().at(5.0, SUCCEED[0]).at(6.0, RankEnded(1, 3))
-    ends, failed = host.told
-    assert ends == RanksSucceeded(1, 0, (1.0,)) and failed.failure.exit_code == 3
-    assert running().at(5.0, *SUCCEED).told == [RanksSucceeded(1, 0, (0.0, 0.0)), Succeeded(1)]
-
-
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
 def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
     host = running().at(5.0, ScriptEnded(1)).at(ends, RankEnded(1, 0))
@@ -226,13 +123,6 @@ def test_torchrun_has_to_start_all_ranks_in_time():
     assert "it has not started all ranks of this host within 60 s" in failed.failure.text
 
 
-def test_there_is_no_restart_without_a_keeper_or_torchrun():
-    failed, cleared = running().at(5.0, RESTART, CLEARED[0], KeeperLost(1, "its keeper")).told
-    assert "its keeper was killed" in failed.failure.text and cleared == Cleared(1, 0)
-    host = running().at(5.0, RESTART, *CLEARED, TorchrunEnded(1)).at(6.0, Start(2, 30001))
-    assert "it ended during a restart" in host.told[0].failure.text
-
-
 def test_a_first_host_whose_ranks_are_not_the_first_fails():
     (failed,) = Host(Start(1, 0), *(one._replace(group_rank=1) for one in JOINED)).told
     assert "has not given the first host group rank 0" in failed.failure.text
@@ -254,11 +144,6 @@ def test_no_rank_is_told_twice():
     assert len(host.told) == 1 and host.at(8.0, FAILURE, RankEnded(0, 1)).told == []
 
 
-def test_what_survives_sigkill_is_counted():
-    host = running().at(5.0, RESTART, KeeperCleared(0, 1, 2)).at(9.0, KeeperCleared(1, 1, 1))
-    assert host.told == [Cleared(1, 3)] and host.lines[0].startswith("3 processes of the job")
-
-
 def test_where_ranks_are_is_said_when_they_are_killed():
     host = running().at(5.0, FAILURE, RankEnded(0, 0))
     assert kinds(host.due(13.0).done) == [RequestPlaces]
@@ -273,39 +158,6 @@ def test_a_kill_is_said_though_its_rank_has_ended_by_then(code):
     host.at(18.1, RankEnded(0, code))
     is_killed = code < 0
     assert sum("(--launcher-failure-grace sets" in line for line in host.lines) == is_killed
-
-
-# When the end of torchrun, or of all, is not waited for any more.
-@pytest.mark.parametrize(
-    ("end", "waits", "then"), [(End(1, SUCCESS), 15.0, [KillTorchrun]), (FAILURE, 15.0, None)]
-)
-def test_what_does_not_end_is_not_waited_for(end, waits, then):
-    host = running().at(5.0, end, *CLEARED, Leave(end.result)).due(5.0 + waits)
-    if then:
-        assert kinds(host.done) == then
-        host.due(20.0 + 15.0)
-    assert type(host.state.phase) is Done
-
-
-def test_a_keeper_that_hangs_is_not_waited_for_for_ever():
-    host = running().at(5.0, FAILURE, CLEARED[0]).at(30.0, LEAVE)
-    assert kinds(host.done) == [KillTorchrun, LeaveRanks]
-    host = running().at(5.0, FAILURE, CLEARED[0]).at(6.0, LEAVE).at(15.0, Time(), Time())
-    assert kinds(host.due(20.0).done) == [KillTorchrun, LeaveRanks]
-
-
-# A program that runs torchrun works on after a success, which a failure of its own undoes.
-@pytest.mark.parametrize(
-    ("event", "exit_code"), [(TorchrunEnded(3), 3), (TorchrunEnded(0), 0), (Signal(TERM), 143)]
-)
-@pytest.mark.parametrize("before", [(), (Leave(SUCCESS),)])
-def test_a_program_works_on_after_a_success(event, exit_code, before):
-    host = running(runner=COMPILE).at(5.0, End(1, SUCCESS), *CLEARED, *before)
-    assert machine.due(host.state) == math.inf
-    host.at(9.0, event, Leave(SUCCESS))
-    assert host.state.result.exit_code == exit_code
-    kills = not before or not host.state.torchrun_runs or exit_code != 143
-    assert kills or host.state.phase.gone_by < math.inf
 
 
 KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
@@ -341,13 +193,6 @@ def test_a_stop_that_comes_again_is_said():
     host = running().at(5.0, STOP).at(5.1, Signal(TERM))
     assert host.lines == []
     assert "the ranks are already stopping" in host.at(6.0, Signal(TERM)).lines[0]
-
-
-def test_who_cannot_start_waits_until_the_others_know_why():
-    failure = of_host("launcher: there is no script")
-    host = Host().at(1.0, CannotStart(failure))
-    assert host.told == [Failed(0, failure)]
-    assert type(host.due(6.0).state.phase) is Done and host.state.result == failure.result
 
 
 HANDLES, DEFAULT = Disposition.HANDLES, Disposition.DEFAULT

@@ -25,10 +25,9 @@ from network import Network, in_namespaces
 
 from launcher.peers import link, messages
 from launcher.peers.connection import Connection
-from launcher.peers.events import StoreMade
 from launcher.peers.listener import PENDING
 from launcher.peers.messages import Failed, Stop
-from launcher.result.causes import Cause, Failure, Result, of_host
+from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import Lines, decoded, encoded
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -109,21 +108,6 @@ def test_all_join_fail_together_and_leave(job):
     assert job.result() == Result(3, "rank 1 failed\n")
 
 
-def test_the_others_may_come_first(job):
-    job.join(*HOSTS[1:])
-    job.act_for(0.5)
-    job.join(HOSTS[0])
-    job.all_join()
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_host_that_is_lost_is_named_by_all(job, host):
-    job.join()
-    job.all_join()
-    job.ends.pop(host).close()
-    assert job.result() == Result(69, f"{host} was lost: its launcher died\nexit code 69\n")
-
-
 def limits(connection):
     """Return when the kernel probes, how often, and when it gives up: s."""
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
@@ -143,16 +127,6 @@ def test_how_long_a_host_may_be_unreachable(job, timeout, silence, expected):
     assert limits(connection) == expected
     connection.close()
     assert first.channel._silence == silence
-
-
-def test_nothing_wakes_a_host_while_a_job_runs(job):
-    job.join()
-    job.all_join()
-    job.act_for(0.1)  # the bell of the threads that have connected
-    with selectors.DefaultSelector() as selector:
-        for end in job.ends.values():
-            selector.register(end.system.selector, selectors.EVENT_READ)
-        assert selector.select(1) == []
 
 
 @pytest.mark.parametrize(
@@ -221,14 +195,6 @@ def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     job.all_join()
     with contextlib.suppress(ConnectionResetError):
         assert stray.recv(1) == b""
-
-
-def test_hosts_by_the_hundred_arrive_at_once():
-    job = Job(tuple(f"127.0.0.{number}" for number in range(1, 151)))
-    with contextlib.ExitStack() as stack:
-        for end in job.join():
-            stack.callback(end.close)
-        job.all_join()
 
 
 # Shows how a coordinator does with a limit on open files, and which one its child has.
@@ -390,37 +356,6 @@ def test_a_member_finds_its_coordinator_after_another_program(job):
         other.accept()[0].close()
         job.act_for(0.1)
     job.join(HOSTS[0], HOSTS[2])
-    job.all_join()
-
-
-def test_all_start_again_and_leave_one_after_the_other(job):
-    first, second, third = job.join(max_restarts=1)
-    job.all_join()
-    first.channel.happens(StoreMade(5))
-    second.say(Failed(1, Failure(Cause.OWN, 3, "rank 1 failed\n", may_restart=True)))
-    job.wait(lambda: {end.attempt for end in job.ends.values()} == {2})
-    third.say(Stop(15))
-    del job.ends[HOSTS[1]]
-    job.wait(lambda: second.act() if not second.has_left else third.has_left)
-    assert not first.has_left  # its stores are used
-    second.close()
-    assert job.result() == Result(143, "", 15)
-
-
-@pytest.mark.parametrize("host", HOSTS[:2])
-def test_an_error_of_a_launcher_ends_all(job, host):
-    job.join()
-    job.all_join()
-    failing = job.ends.pop(host)
-    failing.channel.report_last(of_host("launcher: an error", 70))
-    failing.close()
-    assert job.result() == Result(70, "launcher: an error\n")
-
-
-def test_a_port_that_is_free_in_a_moment(job):
-    with socket.create_server((HOSTS[0], job.port)):
-        job.join(HOSTS[0])
-    job.join(*HOSTS[1:])
     job.all_join()
 
 
