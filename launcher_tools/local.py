@@ -41,43 +41,42 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     if number := signals.stop():  # a stop during the query for GPUs
         log(f"{signal_name(number)}: nothing was started.")
         return stopped(number)
-    ports = local_setup.free_ports(2)
     passed, refused = local_setup.as_hyperparameters(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_name = f"{name}-{os.getpid()}"
-    run_dir = local_setup.make_run_dir(
-        chosen.run_dir or os.path.join("runs", name), chosen.hosts[0]
-    )
-    named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
+    wanted = chosen.run_dir or os.path.join("runs", name)
+    run_dir = local_setup.make_run_dir(wanted, chosen.hosts[0])
     interface = _LOOPBACK if _LOOPBACK in interfaces else ""
+    named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
     local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed}, interface)
-    # Names sort like these addresses, by which torchrun sorts the hosts.
-    addresses = {host: share.address for host, share in zip(chosen.hosts, shares)}
-    output = Output(environ)
-    bars = "".join(str(fd) for fd in sorted(output.terminals))
-    hosts = []
-    for number, (host, share) in enumerate(zip(chosen.hosts, shares), 1):
-        base_dir = os.path.join(run_dir, host)
-        variables = local_setup.environment(environ, base_dir, job_name, share, ports)
-        variables[HOST_ADDRESSES] = json.dumps(addresses)
+    output, log_dir = Output(environ), chosen.options.log_dir
+    internal = {
+        # Names sort like these addresses, by which torchrun sorts the hosts.
+        HOST_ADDRESSES: json.dumps(dict(zip(chosen.hosts, (share.address for share in shares)))),
         # If the user names a folder for logs, events go there, too.
-        variables |= {EVENTS_DIR: os.path.abspath(chosen.log_dir or run_dir), BARS: bars}
-        hosts.append(Host(number, share.cpus, base_dir, variables))
-    words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
-    if chosen.doctor:
-        words.insert(0, "doctor")
+        EVENTS_DIR: os.path.abspath(log_dir or run_dir),
+        BARS: "".join(str(fd) for fd in sorted(output.terminals)),
+    }
+    ports = local_setup.free_ports(2)
+    hosts = []
+    for number, share in enumerate(shares, 1):
+        base_dir = os.path.join(run_dir, f"algo-{number}")
+        variables = local_setup.environment(environ, base_dir, job_name, share, ports)
+        hosts.append(Host(number, share.cpus, base_dir, {**variables, **internal}))
+    words = [*chosen.words, *(chosen.script_args if refused else ())]
+    loop = Loop(hosts, chosen.events, ["doctor"] * chosen.doctor + words, signals, output)
     for line in [
         *_beginning(chosen, shares, run_dir),
         *_what_is_passed(chosen.script_args, passed, refused),
     ]:
         output.say(line)
-    loop, end = Loop(hosts, chosen.events, words, signals, output), ""
+    end = ""
     try:
         seconds = loop.run()
         if chosen.doctor:
             end = _end_of_doctors(hosts)
         else:
-            end = _end(run_dir, chosen.log_dir, hosts, seconds, loop.was_stopped)
+            end = _end(run_dir, log_dir, hosts, seconds, loop.was_stopped)
     finally:
         output.end(end, signals)
     return result_of(hosts)
@@ -103,7 +102,7 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
     lines += [f"{who}; {each}; the hosts' folders are in {run_dir}."]
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than hosts ({count}), so no host has a GPU.")
-    processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
+    processes = count * (chosen.options.nproc_per_node or len(first.gpus or ()) or 1)
     cores = len({share.cpus for share in shares}) * first.cores
     if processes > cores and first.cpus:
         lines.append(f"{processes} processes share {plural(cores, 'core')}.")

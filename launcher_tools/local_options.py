@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Callable, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job import arguments, target
-from launcher.job.options import OPTIONS, Options, whole
+from launcher.job.options import OPTIONS, Options, checked, whole
 from launcher.text.words import flag
+from launcher_tools.parser import Parser
 
-_T = TypeVar("_T")
 _MOST_HOSTS = 100
 START, STOP, KILL = "start", "stop", "kill"  # actions on a host
 _TARGETS = ("--train-script", "--train-module")
@@ -40,28 +39,12 @@ class Choices(NamedTuple):
     channels: Mapping[str, str]  # name: folder
     run_dir: str  # "": one named after the time
     events: tuple[Event, ...]
-    nproc_per_node: int | None  # None: auto
-    target: tuple[str, str] | None  # --train-script or --train-module, and its value
-    launcher_words: tuple[str, ...]
-    script_args: tuple[str, ...]
-    doctor: bool  # run doctor on each host; target may be None
-    log_dir: str = ""  # the launchers' option
-    behind: tuple[str, ...] = ()  # arguments of the script that look like options of this command
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"{message}; see sm-launch local --help.")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(allow_abbrev=False, add_help=False)
-    for option, default in (("--hosts", "2"), ("--nproc-per-node", None), ("--run-dir", "")):
-        parser.add_argument(option, default=default)
-    for option in ("--channel", "--kill", "--stop", "--late"):
-        parser.add_argument(option, action="append", default=[])
-    parser.add_argument("--doctor", action="store_true")
-    return parser
+    target: Sequence[str]  # --train-script or --train-module, and its value; () if among the words
+    words: Sequence[str]  # the launchers' own
+    script_args: Sequence[str]
+    options: Options  # the launchers'
+    doctor: bool  # run doctor on each host; there may be no target
+    behind: Sequence[str] = ()  # arguments of the script that look like options of this command
 
 
 HELP = """\
@@ -92,12 +75,22 @@ _AT = r"(algo-\d+)?@[\d.]+"
 _ONLY_OURS = {"--hosts": r"\d{1,3}", "--kill": _AT, "--stop": _AT, "--late": _AT}
 
 
+def _parser() -> Parser:
+    parser = Parser("local")
+    for option, default in (("--hosts", "2"), ("--nproc-per-node", None), ("--run-dir", "")):
+        parser.add_argument(option, default=default)
+    for option in ("--channel", "--kill", "--stop", "--late"):
+        parser.add_argument(option, action="append", default=[])
+    parser.add_argument("--doctor", action="store_true")
+    return parser
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
     """Return the checked options and arguments.
 
     Raises LaunchError for any mistake, before anything is created or started.
     """
-    own = _own(argv)
+    own = argv[: list(argv).index("--")] if "--" in argv else argv
     values, unknown = _parser().parse_known_args(own)
     if unknown:
         script = next((word for word in unknown if not word.startswith("-")), "")
@@ -107,73 +100,49 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
             )
         what = "goes after --" if unknown[0].startswith(flag("")) else "is not an option"
         raise LaunchError(f"{unknown[0]} {what}; see sm-launch local --help.")
-    count = _checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
+    count = checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
     events = schedule(hosts, late=values.late, stop=values.stop, kill=values.kill)
-    ours, script_words = arguments.split(argv[len(own) + 1 :])
-    chosen, launcher_words, script_args = _target(ours, script_words, is_optional=values.doctor)
+    words, rest = arguments.split(argv[len(own) + 1 :])
+    is_named = any(word.partition("=")[0] in _TARGETS for word in words)
+    named, script_args = ((), rest) if is_named or (values.doctor and not rest) else _target(rest)
     if values.nproc_per_node is not None:
-        _checked("--nproc-per-node", values.nproc_per_node, OPTIONS["nproc_per_node"].parse)
-        launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
+        checked("--nproc-per-node", values.nproc_per_node, OPTIONS["nproc_per_node"].parse)
+        words.append(f"{flag('nproc_per_node')}={values.nproc_per_node}")
     channels = _channels(values.channel)
-    options = _of_launchers([*chosen, *launcher_words], environ) if chosen else Options()
     return Choices(
         hosts=hosts,
         channels=channels,
         run_dir=values.run_dir,
         events=events,
-        nproc_per_node=options.nproc_per_node,
-        target=chosen,
-        launcher_words=tuple(launcher_words),
-        script_args=tuple(script_args),
+        target=named,
+        words=words,
+        script_args=script_args,
+        options=_of_launchers([*named, *words], environ) if is_named or named else Options(),
         doctor=values.doctor,
-        log_dir=options.log_dir,
-        behind=tuple(_behind(script_args)),
+        behind=[*_behind(script_args)],
     )
 
 
-def _own(argv: Sequence[str]) -> Sequence[str]:
-    return argv[: list(argv).index("--")] if "--" in argv else argv
-
-
-def _target(
-    ours: list[str], script_words: list[str], *, is_optional: bool
-) -> tuple[tuple[str, str] | None, list[str], list[str]]:
-    """Return the script or module, the launcher's other words, and the script's arguments."""
-    for index, word in enumerate(ours):
-        name, equals, value = word.partition("=")
-        if name in _TARGETS:  # as on SageMaker
-            end = index + (1 if equals else 2)
-            rest = ours[:index] + ours[end:]
-            return (name, value if equals else ours[index + 1]), rest, script_words
-    if script_words[:1] == ["-m"] and len(script_words) > 1:
-        return (_TARGETS[1], script_words[1]), ours, script_words[2:]
-    if is_optional and not script_words:
-        return None, ours, []
-    if not script_words or script_words[0].startswith("-"):
-        seen = f"found {script_words[0]}" if script_words else "found no script"
+def _target(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the script or module as the launcher's option, and the script's arguments."""
+    if words[:1] == ["-m"] and len(words) > 1:
+        return (_TARGETS[1], words[1]), words[2:]
+    if not words or words[0].startswith("-"):
+        seen = f"found {words[0]}" if words else "found no script"
         raise LaunchError(
             f"{seen} after --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."
         )
-    return (_TARGETS[0], script_words[0]), ours, script_words[1:]
+    return (_TARGETS[0], words[0]), words[1:]
 
 
 def _behind(script_args: Sequence[str]) -> Iterator[str]:
     """Yield the arguments of the script that were surely meant for `sm-launch local`."""
-    words = [*script_args, ""]
-    for word, value in zip(words, words[1:]):
+    for word, value in zip(script_args, [*script_args[1:], ""]):
         name, equals, text = word.partition("=")
-        form = _ONLY_OURS.get(name)
-        if form and re.fullmatch(form, text if equals else value, re.ASCII):
+        if re.fullmatch(_ONLY_OURS.get(name, "(?!)"), text if equals else value, re.ASCII):
             yield word if equals else f"{word} {value}"
-
-
-def _checked(option: str, text: str, parse: Callable[[str], _T]) -> _T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise LaunchError(f"{option} is {text!r}; expected {error}.") from None
 
 
 def _channels(typed: Sequence[str]) -> dict[str, str]:
@@ -213,22 +182,22 @@ def schedule(
     Raises LaunchError for a value that is not HOST@SECONDS, for a host that does not exist, for a
     host that is late twice, and for a host that would be stopped or killed before it starts.
     """
-    starts: dict[str, Event] = {}
+    starts = {host: Event(0.0, START, host) for host in hosts}
     for event in [_parsed("--late", START, text, hosts) for text in late]:
-        if event.host in starts:
+        if starts[event.host].at:
             raise LaunchError(f"--late is given twice for {event.host}; expected once per host.")
         starts[event.host] = event
     faults = [_parsed("--stop", STOP, text, hosts) for text in stop]
     faults += [_parsed("--kill", KILL, text, hosts) for text in kill]
     for event in faults:
-        if event.host in starts and event.at <= starts[event.host].at:
+        start = starts.get(event.host)
+        if start and 0 < start.at >= event.at:
             raise LaunchError(
-                f"--{event.act} {event.typed} is due before --late {starts[event.host].typed} "
-                "starts that host; expected a later time."
+                f"--{event.act} {event.typed} is due before --late {start.typed} starts that "
+                "host; expected a later time."
             )
-    events = [starts.get(host, Event(0.0, START, host)) for host in hosts]
     # At the same time, starts come first and kills last: sorted() keeps this order.
-    return tuple(sorted([*events, *faults], key=lambda event: event.at))
+    return tuple(sorted([*starts.values(), *faults], key=lambda event: event.at))
 
 
 def _parsed(option: str, act: str, text: str, hosts: Sequence[str]) -> Event:

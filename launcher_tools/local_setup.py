@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from launcher.errors import LaunchError
+from launcher.host.cgroups import read_text
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.options import INTERNAL
@@ -27,7 +28,7 @@ RESULTS = ("model", os.path.join("output", "data"), "checkpoints")
 FAILURE = os.path.join("output", "failure")
 # Another job's variables: this process may itself run in a training container.
 _PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_", "CURRENT_HOST")
-_NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
+_OPTION = r"-(?!(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$).+"  # and no negative number
 
 
 class Share(NamedTuple):
@@ -124,8 +125,9 @@ def make_run_dir(wanted: str, first_host: str) -> str:
 
     Raises LaunchError if none can be made.
     """
+    wanted = wanted if os.path.basename(wanted) not in (".", "..") else os.path.abspath(wanted)
     for number in itertools.count(1):
-        path = f"{_named(wanted)}-{number}" if number > 1 else wanted
+        path = f"{wanted.rstrip('/')}-{number}" if number > 1 else wanted
         try:
             os.makedirs(path, exist_ok=True)
             if not os.listdir(path):
@@ -139,12 +141,6 @@ def make_run_dir(wanted: str, first_host: str) -> str:
                 "--run-dir."
             ) from None
     raise AssertionError
-
-
-def _named(path: str) -> str:
-    """Return a folder's path without a slash or dot at its end."""
-    path = path.rstrip("/")
-    return os.path.abspath(path) if os.path.basename(path) in (".", "..") else path
 
 
 def fill(
@@ -176,23 +172,21 @@ def fill(
         "hyperparameters": dict(hyperparameters),
         "inputdataconfig": dict.fromkeys(channels, channel),
     }
+    config, data = os.path.join("input", "config"), os.path.join("input", "data")
     try:
         for host in hosts:
+            base = os.path.join(run_dir, host)
+            for folder in (config, data, *RESULTS, "code"):
+                os.makedirs(os.path.join(base, folder), exist_ok=True)
+            for name, folder in channels.items():
+                os.symlink(os.path.abspath(folder), os.path.join(base, data, name))
             files["resourceconfig"]["current_host"] = host
-            _fill_host(os.path.join(run_dir, host), channels, files)
+            for name, content in files.items():
+                path = os.path.join(base, config, f"{name}.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=1)
     except OSError as error:
         raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
-
-
-def _fill_host(base: str, channels: Mapping[str, str], files: Mapping[str, Any]) -> None:
-    config, data = os.path.join("input", "config"), os.path.join("input", "data")
-    for folder in (config, data, *RESULTS, "code"):
-        os.makedirs(os.path.join(base, folder), exist_ok=True)
-    for channel, folder in channels.items():
-        os.symlink(os.path.abspath(folder), os.path.join(base, data, channel))
-    for name, content in files.items():
-        with open(os.path.join(base, config, f"{name}.json"), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
 
 
 def environment(
@@ -202,7 +196,7 @@ def environment(
 
     The launcher makes the other `SM_*` variables from the files in base_dir (job/toolkit.py).
     """
-    kept = {
+    own = {
         name: value
         for name, value in environ.items()
         if not name.startswith(_PREFIXES) and name not in INTERNAL
@@ -218,33 +212,26 @@ def environment(
     if share.gpus is not None:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     # In place of the toolkit's folder of the code, which here is the current folder.
-    others = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
-    made["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *others])
+    folders = [os.getcwd(), environ.get("PYTHONPATH", "")]
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     unless_set = {
         # As in AWS's images. Otherwise lines would arrive in blocks: stdout is a pipe.
         "PYTHONUNBUFFERED": "1",
         "LAUNCHER_RDZV_PORT": str(ports[0]),
         "LAUNCHER_PEER_PORT": str(ports[1]),
     }
-    return {**unless_set, **kept, **made}
+    return {**unless_set, **own, **made}
 
 
 def listed(run_dir: str, host: str, folder: str) -> Sequence[str]:
     """Return the names in one of a host's folders."""
-    try:
-        return sorted(os.listdir(os.path.join(run_dir, host, folder)))
-    except OSError:
-        return ()
+    path = os.path.join(run_dir, host, folder)
+    return sorted(os.listdir(path)) if os.path.isdir(path) else ()
 
 
 def failure_reason(run_dir: str, host: str) -> str:
     """Return what SageMaker would show of a host's failure file, "" if there is none."""
-    try:
-        path = os.path.join(run_dir, host, FAILURE)
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1024)
-    except OSError:
-        return ""
+    return read_text(os.path.join(run_dir, host, FAILURE))[:1024]
 
 
 # Hyperparameters
@@ -256,41 +243,28 @@ def as_hyperparameters(args: Sequence[str]) -> tuple[dict[str, str], str]:
     Return the hyperparameters, and the first argument that cannot be one, "" if all can.
     """
     found: dict[str, str] = {}
-    rest = list(reversed(args))
+    rest = list(args)
     while rest:
-        word = rest.pop()
+        word = rest.pop(0)
         key, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
-        name = _name(key)
+        match = re.fullmatch(r"--([^-].*)|-([^-\d.])", key, re.DOTALL)
+        name = match[match.lastindex or 0] if match else ""
         if not name or name in found or toolkit.is_platforms_own(name):
             return {}, word
         if not equals:
-            if not rest or _is_option(rest[-1]):
+            if not rest or re.fullmatch(_OPTION, rest[0], re.IGNORECASE | re.DOTALL):
                 return {}, word
-            value = rest.pop()
+            value = rest.pop(0)
         found[name] = value
     return found, ""
 
 
 def changes(args: Sequence[str], hyperparameters: Mapping[str, str]) -> list[str]:
     """Return the arguments that SageMaker would change, with their new form."""
-    decoded = {name: toolkit.decoded(value) for name, value in hyperparameters.items()}
-    rendered = toolkit.to_cmd_args(decoded)
     changed = []
-    for key, value, name in zip(rendered[::2], rendered[1::2], sorted(decoded)):
-        typed = (
-            f"--{name}" if f"--{name}" in {word.partition("=")[0] for word in args} else f"-{name}"
-        )
-        if (key, value) != (typed, hyperparameters[name]):
-            changed.append(f"{typed} {hyperparameters[name]} becomes {key} {value or repr('')}")
+    for name, text in sorted(hyperparameters.items()):
+        typed = f"--{name}" if any(word.startswith(f"--{name}") for word in args) else f"-{name}"
+        key, value = toolkit.to_cmd_args({name: toolkit.decoded(text)})
+        if (key, value) != (typed, text):
+            changed.append(f"{typed} {text} becomes {key} {value or repr('')}")
     return changed
-
-
-def _name(key: str) -> str:
-    """Return the hyperparameter of an option, "" if it cannot be one."""
-    if re.fullmatch(r"--[^-].*", key, re.DOTALL):
-        return key[2:]
-    return key[1:] if re.fullmatch(r"-[^-\d.]", key) else ""
-
-
-def _is_option(word: str) -> bool:
-    return len(word) > 1 and word[0] == "-" and not re.fullmatch(_NUMBER, word, re.IGNORECASE)

@@ -18,8 +18,9 @@ from launcher.host.journal import NAME
 from launcher.host.signals import Signals
 from launcher.result.causes import SUCCESS, Result
 from launcher.text.log import log, show
-from launcher.text.words import lasted, plural, printable, short
+from launcher.text.words import lasted, plural, printable
 from launcher_tools import timeline_page
+from launcher_tools.parser import Parser
 from launcher_tools.timeline_lanes import KINDS, MARKS, Lane, Line, Mark, Timeline, parsed, timeline
 
 PAGE = "timeline.html"
@@ -39,36 +40,19 @@ _MOST_HAPPENED = 100  # lines
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Write the page, or print the text. Raises LaunchError."""
-    folder, page, is_text = _chosen(argv)
-    found = read(folder)
-    if is_text:
+    parser = Parser("timeline")
+    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("-o", "--output", metavar="PAGE")
+    parser.add_argument("--text", action="store_true")
+    chosen = parser.parse_args(argv)
+    found = read(chosen.folder)
+    if chosen.text:
         show("\n".join(text(found, shutil.get_terminal_size((100, 24)).columns)))
-    if page or not is_text:
-        path = page or os.path.join(folder, PAGE)
+    if chosen.output or not chosen.text:
+        path = chosen.output or os.path.join(chosen.folder, PAGE)
         write(found, path)
         log(f"the timeline is in {path}: open it in a browser.")
     return SUCCESS
-
-
-def _chosen(argv: Sequence[str]) -> tuple[str, str, bool]:
-    """Return the folder, the page's path, and whether text is wanted. Raises LaunchError."""
-    rest, folders, page, is_text = list(argv), list[str](), "", False
-    while rest:
-        word = rest.pop(0)
-        if word == "--text":
-            is_text = True
-        elif word in ("-o", "--output"):
-            page = rest.pop(0) if rest else ""
-            if not page:
-                raise LaunchError(f"{word} needs a value: the path of the page to write.")
-        elif word.startswith("-"):
-            raise LaunchError(f"sm-launch timeline has no option {short(word)}; see --help.")
-        else:
-            folders.append(word)
-    if len(folders) != 1:
-        seen = f"got {plural(len(folders), 'folder')}" if folders else "got none"
-        raise LaunchError(f"sm-launch timeline takes one folder, but {seen}; see --help.")
-    return folders[0], page, is_text
 
 
 def read(folder: str) -> Timeline:

@@ -283,10 +283,10 @@ def test_the_folder_may_be_that_of_one_host(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "sm-launch timeline takes one folder, but got none; see --help."),
-        (["a", "b"], "sm-launch timeline takes one folder, but got 2 folders; see --help."),
-        (["--wide", "a"], "sm-launch timeline has no option '--wide'; see --help."),
-        (["a", "-o"], "-o needs a value: the path of the page to write."),
+        ([], "the following arguments are required: DIR; see sm-launch timeline --help."),
+        (["a", "b"], "unrecognized arguments: b; see sm-launch timeline --help."),
+        (["--wide", "a"], "unrecognized arguments: --wide; see sm-launch timeline --help."),
+        (["a", "-o"], "argument -o/--output: expected one argument; see sm-launch timeline --h"),
         (["none"], "cannot read the folder none (No such file or directory)."),
         (
             ["."],
