@@ -1,8 +1,8 @@
 """A launcher reports to the init above it (init.py) that it runs, and how it ends.
 
 As soon as it handles stops, it connects to the init's Unix socket and sends the init's token, which
-are both in LAUNCHER_INIT. It stays connected until it ends. Then it sends its exit code and whether
-it was stopped: `143 stopped`. If a connection ends without that, its launcher was killed.
+are both in LAUNCHER_INIT. It stays connected until it ends. Then it sends its exit code and the
+signal of a stop: `143 15`. If a connection ends without that, its launcher was killed.
 
 An abstract socket has no permissions: any process of the same network namespace can connect. The
 token proves that a process has the environment of the init's command, as whatever user it runs
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import selectors
 import signal
 import socket
@@ -30,6 +29,7 @@ Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
 _INIT_SECONDS = 2  # for an init to accept a connection, or to read from it
 _BACKLOG = 128  # pending connections
+_NO_JOB = b"none"
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: unix(7), struct ucred
 
 
@@ -57,9 +57,9 @@ def registered(environ: Mapping[str, str]) -> Iterator[Report]:
             pass  # the init of this variable has ended
 
         def report(result: Result | None) -> None:
-            stopped = " stopped" if result and result.stop_signal else ""
+            message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
             with contextlib.suppress(OSError):  # there is no init
-                connection.send(f"{result.exit_code}{stopped}".encode() if result else b"none")
+                connection.send(message)
 
         yield report
 
@@ -114,7 +114,7 @@ class LauncherRegistry:
         except OSError:
             pass
         if self._pids[connection]:
-            self.result = result_of(message) or self.result
+            self.result = _result_of(message) or self.result
         elif message == self._token.encode():
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid = self._pids[connection] = _CREDENTIALS.unpack(credentials)[0]
@@ -129,10 +129,9 @@ class LauncherRegistry:
         del self._pids[connection]
 
 
-def result_of(message: bytes) -> Result | None:
-    """Return the result in a launcher's message; None if it is not a launcher's message."""
-    match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
-    if match is None:
-        return None if message else KILLED
-    code = int(match[1])
-    return Result(code, stop_signal=max(0, code - 128) if match[2] else 0)
+def _result_of(message: bytes) -> Result | None:
+    """Return the result in a launcher's message; None if it ran no job."""
+    if message == _NO_JOB:
+        return None
+    code, stop_signal = map(int, message.split() or (KILLED.exit_code, 0))
+    return Result(code, stop_signal=stop_signal)

@@ -39,19 +39,28 @@ def is_literal(host: str) -> bool:
     return False
 
 
-def own_addresses(host: str) -> tuple[list[str], bool]:
-    """Return the addresses to listen on, [] for all, and whether the host's name has an address.
+def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
+    """Listen on the addresses of this host's name; if it has none of them, on all of its own.
 
-    A host's own name may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or
-    may have no address on this host alone.
+    Return the sockets, and whether other hosts may find this host by its name. A host's own name
+    may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or may have no address
+    on this host alone. Raises OSError: EADDRINUSE if the port is taken.
     """
-    if is_literal(host):
-        return [host], True
-    own: list[str] = within(_OWN_NAME_SECONDS, lambda: [str(at[0]) for _, at in look_up(host)], [])
-    return [] if any(map(is_loopback, own)) else own, bool(own)
+    own = [host]
+    if not is_literal(host):
+        own = within(_OWN_NAME_SECONDS, lambda: [str(to[0]) for _, to in look_up(host)], [])
+        if not own or any(map(is_loopback, own)):
+            return listen_on([], port), bool(own)
+    try:
+        return listen_on(own, port), True
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+    # The name resolves to a proxy's address, or to an outdated one.
+    return listen_on([], port), False
 
 
-def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+def listen_on(addresses: Sequence[str], port: int) -> list[socket.socket]:
     """Listen on those of these addresses that this host has; for [], on all of its own.
 
     Raises OSError: EADDRINUSE if the port is taken at one of them.
@@ -60,16 +69,15 @@ def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
         return [_listen_on_all(port)]
     listeners: list[socket.socket] = []
     none = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for address in addresses:
-        for family, to in look_up(address, port):
-            try:
-                listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    for listener in listeners:
-                        listener.close()
-                    raise
-                none = error  # DNS may have an IPv6 address that this host lacks
+    for family, to in (found for address in addresses for found in look_up(address, port)):
+        try:
+            listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
+        except OSError as error:
+            none = error  # DNS may have an IPv6 address that this host lacks
+            if error.errno == errno.EADDRINUSE:
+                for listener in listeners:
+                    listener.close()
+                raise
     if not listeners:
         raise none
     return listeners

@@ -25,7 +25,7 @@ from launcher.host import processes
 from launcher.host.cgroups import oom_kills, refused_processes
 from launcher.host.child import Helper
 from launcher.host.folders import files_below
-from launcher.host.network import connected, listen, own_addresses
+from launcher.host.network import connected, listen
 from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
@@ -60,6 +60,7 @@ class System:
     """
 
     log = staticmethod(log)
+    listen = staticmethod(listen)
     folder = staticmethod(run_dir)
     files_below = staticmethod(files_below)
     oom_kills = staticmethod(oom_kills)
@@ -114,21 +115,6 @@ class System:
     def has_room_beside(self, connection: socket.socket) -> bool:
         """Whether a new connection leaves the descriptors that the end of a job needs."""
         return connection.fileno() < _file_limits()[0] - _LAST_FILES
-
-    def listen(self, host: str, port: int) -> tuple[list[socket.socket], bool]:
-        """Listen on the addresses of this host's name; if it has none of them, on all of its own.
-
-        Return the sockets, and whether other hosts may find this host by its name. Raises OSError:
-        EADDRINUSE if the port is taken.
-        """
-        own, resolves = own_addresses(host)
-        try:
-            return listen(own, port), resolves
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE or not own:
-                raise
-        # The name resolves to a proxy's address, or to an outdated one.
-        return listen([], port), False
 
     def connect(
         self, host: str, port: int, wait: float, then: Callable[[socket.socket | str], None]
