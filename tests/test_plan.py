@@ -77,6 +77,9 @@ def flags(argv):
     )
 
 
+CONF = "is_host=0,read_timeout=900,join_timeout=900"
+
+
 def test_several_hosts():
     made = plan("--epochs", "3")
     assert made.argv[:3] == (sys.executable, "-m", RUN)
@@ -86,7 +89,7 @@ def test_several_hosts():
         "--rdzv-backend": "c10d",
         "--rdzv-endpoint": "algo-1:29400",
         "--rdzv-id": "job",
-        "--rdzv-conf": "is_host=0,read_timeout=900,join_timeout=900",
+        "--rdzv-conf": CONF,
         "--local-addr": "algo-2",
         "--max-restarts": "0",
         "--shutdown-timeout": "100",
@@ -94,6 +97,159 @@ def test_several_hosts():
     tail = made.argv[made.argv.index("--no-python") + 1 :]
     keeper = (sys.executable, "-I", "-S", STUB)
     assert tail == ("--", *keeper, "script", "t.py", "--epochs", "3")
+
+
+FIRST = TWO._replace(current_host="algo-1", network_interface_name="")
+NAMED_BY_IPV6 = TWO._replace(hosts=("fd00::1", "fd00::2"), current_host="fd00::2")
+GPUS, NEURONS = TWO._replace(num_gpus=8), TWO._replace(num_neurons=4)
+TOLD = [
+    # the cluster; arguments; environment; torchrun's options, None: it has not this one
+    (FIRST, "", {}, {"rdzv-conf": "is_host=1,read_timeout=900,join_timeout=900"}),
+    (ONE, "", {}, {"rdzv-endpoint": "localhost:0", "local-addr": "localhost"}),
+    (ONE, "", {}, {"rdzv-conf": "is_host=1"}),
+    (NAMED_BY_IPV6, "", {}, {"rdzv-endpoint": "[fd00::1]:29400", "local-addr": "fd00::2"}),
+    # how many processes
+    (TWO, "", {}, {"nproc-per-node": "1"}),  # a CPU host: the notebook's launcher crashes there
+    (GPUS, "", {}, {"nproc-per-node": "8"}),
+    (NEURONS, "", {}, {"nproc-per-node": "4"}),
+    (GPUS._replace(num_neurons=4), "", {}, {"nproc-per-node": "8"}),
+    (GPUS, "--launcher-nproc-per-node 2", {}, {"nproc-per-node": "2"}),
+    (GPUS, "", {"LAUNCHER_NPROC_PER_NODE": "2"}, {"nproc-per-node": "2"}),
+    (
+        *(GPUS, "", {"LAUNCHER_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "3"}),
+        {"nproc-per-node": "2"},
+    ),
+    (
+        *(GPUS, "--launcher-nproc-per-node auto", {"PET_NPROC_PER_NODE": "3"}),
+        {"nproc-per-node": "8"},
+    ),
+    # what the user gave as PET_ wins over what is derived, but ranks are restarted without torchrun
+    (GPUS, "", {"PET_NPROC_PER_NODE": "3"}, {"nproc-per-node": None}),
+    (TWO, "", {"PET_RDZV_ENDPOINT": "x:1"}, {"rdzv-endpoint": None}),
+    (TWO, "", {"PET_MAX_RESTARTS": "1"}, {"max-restarts": "0"}),
+    # the rendezvous
+    (
+        *(TWO, "--launcher-host-timeout 60", {}),
+        {"rdzv-conf": f"{CONF},keep_alive_interval=20,keep_alive_max_attempt=3"},
+    ),
+    (TWO, "", {"PET_RDZV_CONF": "read_timeout=5,x=1"}, {"rdzv-conf": f"{CONF},read_timeout=5,x=1"}),
+    (
+        *(TWO, "--launcher-start-timeout 7", {"PET_RDZV_CONF": "read_timeout=5,x=1"}),
+        {"rdzv-conf": "is_host=0,read_timeout=5,x=1,read_timeout=7,join_timeout=7"},
+    ),
+    (
+        *(TWO, "--launcher-restart-timeout 1800", {}),
+        {"rdzv-conf": "is_host=0,read_timeout=1800,join_timeout=1800"},
+    ),
+    # the grace
+    (TWO, "--launcher-grace 60", {}, {"shutdown-timeout": "60"}),
+    (TWO, "--launcher-grace 8", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"shutdown-timeout": "8"}),
+    (TWO, "--launcher-grace 8", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}, {"shutdown-timeout": "8"}),
+    # the log folder, for what it is to copy itself
+    (TWO, "--launcher-log-dir /logs", {}, {"log-dir": None}),
+    (TWO, "--launcher-log-dir /logs", {"PET_TEE": "0"}, {"log-dir": None}),
+    (TWO, "--launcher-log-dir /logs", {"PET_REDIRECTS": "1"}, {"log-dir": "/logs"}),
+    (
+        *(TWO, "--launcher-log-dir /logs '--launcher-torchrun-args=--role x --tee=3'", {}),
+        {"log-dir": "/logs", "tee": "3"},
+    ),
+    (TWO, "--launcher-log-dir /logs '--launcher-torchrun-args=-r 3'", {}, {"log-dir": "/logs"}),
+]
+
+
+@pytest.mark.parametrize(("cluster", "argv", "environ", "told"), TOLD)
+def test_what_torchrun_is_told(cluster, argv, environ, told):
+    seen = flags(plan(*shlex.split(argv), cluster=cluster, environ=environ).argv)
+    assert {name: seen.get(f"--{name}") for name in told} == told
+
+
+def test_a_torchrun_before_2_12_does_not_know_the_grace():
+    for version, flag in (("2.11.9", None), ("2.12.0a0", "100")):
+        made = plan(resources=RESOURCES._replace(torch=version))
+        assert flags(made.argv).get("--shutdown-timeout") == flag
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ("", {}, (0, 100)),
+        ("", {"PET_MAX_RESTARTS": "3", "PET_SHUTDOWN_TIMEOUT": "7"}, (3, 7)),
+        ("", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, (0, 7)),
+        (
+            *("--launcher-max-restarts 1 --launcher-grace 9",),
+            {"PET_MAX_RESTARTS": "x", "PET_SHUTDOWN_TIMEOUT": "y"},  # replaced: it may be anything
+            (1, 9),
+        ),
+    ],
+)
+def test_torchruns_variables_for_options_of_the_launcher(argv, environ, expected):
+    seen = options(*argv.split(), environ=environ)
+    assert (seen.max_restarts, seen.grace) == expected
+
+
+REMARKS = [
+    (TWO, "", {"PET_MAX_RESTARTS": "1"}, "PET_MAX_RESTARTS=1 is used instead of 0."),
+    (TWO, "", {"PET_NPROC_PER_NODE": "3"}, "PET_NPROC_PER_NODE=3 is used instead of 1."),
+    (TWO, "--launcher-max-restarts 2", {"PET_MAX_RESTARTS": "1"}, ""),
+    (GPUS, "", {"PET_NPROC_PER_NODE": "8", "PET_NNODES": "2", "PET_MAX_RESTARTS": "0"}, ""),
+    (NEURONS, "--launcher-nproc-per-node 4", {"PET_NPROC_PER_NODE": "5"}, ""),
+    (NEURONS, "--launcher-nproc-per-node 1", {}, ""),
+    (GPUS._replace(num_neurons=4), "--launcher-nproc-per-node 8", {}, ""),  # no Neuron host
+    # torchrun asks torch for the devices
+    (NEURONS, "", {"PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE=auto is used instead of 4."),
+    (ONE, "", {"PET_RDZV_BACKEND": "static"}, "PET_RDZV_BACKEND=static is used instead of c10d."),
+    (TWO, "", {"PET_STANDALONE": "0", "PET_ROLE": "any word", "PET_MAX_RESTARTS": ""}, ""),
+    (TWO, "", {"PET_TEE": "9"}, ""),  # torchrun refuses it itself
+    (TWO, "--launcher-nproc-per-node 2 '--launcher-log-ranks=0, 2-3'", {}, ""),
+    (TWO, "--launcher-log-ranks 4", {}, ""),  # other hosts may have more GPUs
+]
+
+
+@pytest.mark.parametrize(("cluster", "argv", "environ", "remark"), REMARKS)
+def test_what_is_taken_and_said_in_the_log(cluster, argv, environ, remark):
+    assert plan(*shlex.split(argv), cluster=cluster, environ=environ).remark == remark
+
+
+STANDALONE = "each would train by itself"
+COMPILES = {"RUN_NEURON_PARALLEL_COMPILE": "1", "PATH": "/no/such"}
+REFUSED = [
+    # torchrun's modes that would bypass the launcher, or make another job
+    (TWO, "", {"PET_MODULE": "1"}, "PET_MODULE"),
+    (TWO, "", {"PET_NO_PYTHON": "1"}, "PET_NO_PYTHON"),
+    (TWO, "", {"PET_RUN_PATH": "1"}, "PET_RUN_PATH"),
+    (TWO, "", {"PET_STANDALONE": "1"}, STANDALONE),
+    (TWO, "--launcher-torchrun-args=--standalone", {}, STANDALONE),
+    (TWO, "--launcher-torchrun-args=--stand", {}, STANDALONE),
+    (TWO, "", {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it to be unset, or 2: "),
+    (TWO, "", {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it to be unset, or 2: "),
+    (TWO, "", {"PET_RDZV_BACKEND": "static"}, "PET_RDZV_BACKEND is 'static'; expected c10d"),
+    (ONE, "", {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND is 'etcd'; expected c10d"),
+    # values that the launcher reads itself
+    (TWO, "", {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'; expected a whole number"),
+    (TWO, "", {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'; expected "),
+    (TWO, "", {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),
+    (ONE, "", {"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS is '-1'; expected a whole number"),
+    (ONE, "", {"PET_SHUTDOWN_TIMEOUT": "9" * 5000}, "PET_SHUTDOWN_TIMEOUT is '999"),
+    (ONE, "", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "SHUTDOWN_TIMEOUT is 'soon'; expected a"),
+    # more ranks than devices
+    (NEURONS, "--launcher-nproc-per-node 5", {}, "--launcher-nproc-per-node is 5, but algo-2"),
+    (NEURONS, "", {"LAUNCHER_NPROC_PER_NODE": "5"}, "--launcher-nproc-per-node is 5, but algo-2"),
+    (NEURONS, "", {"PET_NPROC_PER_NODE": "5"}, "PET_NPROC_PER_NODE is 5, but algo-2 has 4 Neuron"),
+    # others
+    (
+        *(TWO, "--launcher-nproc-per-node 2 --launcher-log-ranks 0,2-4", {}),
+        "log-ranks names rank 4; expected ranks from 0 to 3",
+    ),
+    (TWO, "", COMPILES, "neuron_parallel_compile is not in PATH"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "argv", "environ", "says"), REFUSED)
+def test_what_is_refused(cluster, argv, environ, says):
+    with pytest.raises(LaunchError) as caught:
+        plan(*shlex.split(argv), cluster=cluster, environ=environ)
+    assert says in str(caught.value)
+    assert of_error(caught.value).exit_code == (127 if environ is COMPILES else 2)
 
 
 def test_a_healthy_start_is_two_lines_of_a_host():
@@ -162,37 +318,6 @@ def test_the_log_has_three_lines_of_the_plan_at_most(tmp_path):
     assert "using the launcher's own, an open-source implementation" in last
 
 
-def test_the_first_host_keeps_the_store():
-    first = TWO._replace(current_host="algo-1")
-    assert flags(plan(cluster=first).argv)["--rdzv-conf"].startswith("is_host=1,")
-
-
-def test_one_host_takes_a_free_port_and_needs_no_name_of_its_own():
-    seen = flags(plan(cluster=ONE).argv)
-    assert seen["--rdzv-endpoint"] == "localhost:0"
-    assert seen["--local-addr"] == "localhost"
-    assert seen["--rdzv-conf"] == "is_host=1"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "neurons", "argv", "environ", "nproc"),
-    [
-        (0, 0, (), {}, "1"),  # a CPU host: the notebook's launcher crashes there
-        (8, 0, (), {}, "8"),
-        (0, 4, (), {}, "4"),
-        (8, 4, (), {}, "8"),
-        (8, 0, ("--launcher-nproc-per-node", "2"), {}, "2"),
-        (8, 0, (), {"LAUNCHER_NPROC_PER_NODE": "2"}, "2"),
-        (8, 0, (), {"LAUNCHER_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "3"}, "2"),
-        (8, 0, ("--launcher-nproc-per-node", "auto"), {"PET_NPROC_PER_NODE": "3"}, "8"),
-    ],
-)
-def test_processes_per_host(gpus, neurons, argv, environ, nproc):
-    cluster = TWO._replace(num_gpus=gpus, num_neurons=neurons)
-    made = plan(*argv, cluster=cluster, environ=environ)
-    assert flags(made.argv)["--nproc-per-node"] == made.nproc_per_node == nproc
-
-
 @pytest.mark.parametrize(
     ("mig", "argv", "environ", "nproc", "says"),
     [
@@ -212,28 +337,6 @@ def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
     assert " on 1 MIG slice run" in Job(cluster, options(*argv, environ=environ), made).lines()[0]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "argv", "environ", "says"),
-    [
-        (0, ("--launcher-nproc-per-node", "5"), {}, "--launcher-nproc-per-node is 5, but algo-2"),
-        (0, (), {"LAUNCHER_NPROC_PER_NODE": "5"}, "--launcher-nproc-per-node is 5, but algo-2"),
-        (0, (), {"PET_NPROC_PER_NODE": "5"}, "PET_NPROC_PER_NODE is 5, but algo-2 has 4 Neuron"),
-        (0, ("--launcher-nproc-per-node", "4"), {"PET_NPROC_PER_NODE": "5"}, ""),
-        (0, (), {"PET_NPROC_PER_NODE": "auto"}, ""),  # torchrun asks torch for the devices
-        (0, ("--launcher-nproc-per-node", "1"), {}, ""),
-        (8, ("--launcher-nproc-per-node", "8"), {}, ""),  # not a Neuron host
-    ],
-)
-def test_more_processes_than_neuron_cores(gpus, argv, environ, says):
-    cluster = TWO._replace(num_gpus=gpus, num_neurons=4)
-    if not says:
-        plan(*argv, cluster=cluster, environ=environ)
-        return
-    with pytest.raises(LaunchError, match=says) as caught:
-        plan(*argv, cluster=cluster, environ=environ)
-    assert of_error(caught.value).exit_code == 2
-
-
 def test_neuron_parallel_compile_runs_torchrun(tmp_path):
     program = tmp_path / "neuron_parallel_compile"
     program.touch(0o755)
@@ -249,106 +352,18 @@ def test_neuron_parallel_compile_runs_torchrun(tmp_path):
         assert plan(environ={**environ, "RUN_NEURON_PARALLEL_COMPILE": other}).runner == ""
 
 
-def test_neuron_parallel_compile_is_not_installed(tmp_path):
-    environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
-    with pytest.raises(LaunchError, match="neuron_parallel_compile is not in PATH") as caught:
-        plan(environ=environ)
-    assert of_error(caught.value).exit_code == 127
-
-
-def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
-    environ = {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "1", "PET_RDZV_ENDPOINT": "x:1"}
-    made = plan(environ=environ)
-    assert not {"--nproc-per-node", "--rdzv-endpoint"} & set(flags(made.argv))
-    assert flags(made.argv)["--max-restarts"] == "0"  # ranks are restarted without torchrun
-    assert made.nproc_per_node == "3"
-    assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
-    assert "PET_MAX_RESTARTS=1 is used instead of 0." in made.remark
-    assert "PET_NPROC_PER_NODE=3 is used instead of 1." in made.remark
-    explicit = plan("--launcher-max-restarts", "2", environ=environ)
-    assert "PET_MAX_RESTARTS" not in explicit.remark
-
-
-def test_a_pet_variable_that_changes_nothing_is_not_worth_a_line():
-    environ = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "2", "PET_MAX_RESTARTS": "0"}
-    made = plan(environ=environ, cluster=TWO._replace(num_gpus=2))
-    assert "PET_" not in made.remark
-    assert flags(made.argv)["--nnodes"] == "2"
-
-
-def test_a_network_that_pauses_for_longer():
-    conf = flags(plan("--launcher-host-timeout", "60").argv)["--rdzv-conf"]
-    assert conf.endswith(",keep_alive_interval=20,keep_alive_max_attempt=3")
-
-
-def test_a_users_rdzv_conf_is_added_to_ours():
-    environ = {"PET_RDZV_CONF": "read_timeout=5,x=1"}
-    conf = flags(plan(environ=environ).argv)["--rdzv-conf"]
-    assert conf == "is_host=0,read_timeout=900,join_timeout=900,read_timeout=5,x=1"
-    conf = flags(plan("--launcher-start-timeout", "7", environ=environ).argv)["--rdzv-conf"]
-    assert conf == "is_host=0,read_timeout=5,x=1,read_timeout=7,join_timeout=7"
-
-
-def test_torchrun_waits_as_long_as_a_restart_may():
-    conf = flags(plan("--launcher-restart-timeout", "1800").argv)["--rdzv-conf"]
-    assert conf == "is_host=0,read_timeout=1800,join_timeout=1800"
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "says"),
-    [
-        ((), {"PET_MODULE": "1"}, "PET_MODULE"),
-        ((), {"PET_NO_PYTHON": "1"}, "PET_NO_PYTHON"),
-        ((), {"PET_RUN_PATH": "1"}, "PET_RUN_PATH"),
-        ((), {"PET_STANDALONE": "1"}, "each would train by itself"),
-        (("--launcher-torchrun-args", "--standalone"), {}, "each would train by itself"),
-        (("--launcher-torchrun-args", "--stand"), {}, "each would train by itself"),
-        ((), {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it to be unset, or 2: "),
-        ((), {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it to be unset, or 2: "),
-        ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
-        ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
-        ((), {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),
-    ],
-)
-def test_torchrun_modes_that_would_bypass_the_launcher(argv, environ, says):
-    with pytest.raises(LaunchError, match=says):
-        plan(*argv, environ=environ)
-
-
-# What the launcher itself reads, and what would make another job.
-BAD = [
-    ("PET_MAX_RESTARTS", "-1"),
-    ("PET_MAX_RESTARTS", "x"),
-    ("PET_SHUTDOWN_TIMEOUT", "9" * 5000),
-    ("PET_SHUTDOWN_TIMEOUT", "-5"),
-    ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon"),
-    ("PET_RDZV_BACKEND", "etcd"),
-]
-GOOD = [
-    ("PET_MAX_RESTARTS", "3"),
-    ("PET_MAX_RESTARTS", ""),  # the launcher's own is used
-    ("PET_SHUTDOWN_TIMEOUT", "60"),
-    ("PET_STANDALONE", "0"),
-    ("PET_RDZV_BACKEND", "c10d"),
-    ("PET_RDZV_BACKEND", "static"),  # on one host
-    ("PET_ROLE", "any word"),
-    ("PET_TEE", "9"),  # torchrun refuses it itself
-]
-
-
-@pytest.mark.parametrize(("variable", "text"), BAD)
-def test_a_variable_that_the_launcher_refuses(variable, text):
-    with pytest.raises(LaunchError, match=f"^{variable} is .{text[:9]}.*; expected .*[.]$"):
-        plan(cluster=ONE, environ={variable: text})
-
-
 ABSURD = ["", " ", "-5", "0", "x", "/proc/x", "::", "=", "nan", "1e300", "[]", "\udcff", "9" * 5000]
 VARIABLES = [
     *(f"LAUNCHER_{name.upper()}" for name in OPTIONS),
-    *(variable for variable, _ in BAD),
-    *(f"PET_{name}" for name in ("LOG_DIR", "NNODES", "NPROC_PER_NODE", "RDZV_CONF", "RDZV_ID")),
+    *(
+        f"PET_{name}"
+        for name in ("LOG_DIR", "MAX_RESTARTS", "NNODES", "NPROC_PER_NODE", "RDZV_CONF", "RDZV_ID")
+    ),
     *(
         "LOGLEVEL",
+        "PET_RDZV_BACKEND",
+        "PET_SHUTDOWN_TIMEOUT",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
         "PET_MODULE",
         "PET_NO_PYTHON",
         "PET_RDZV_ENDPOINT",
@@ -368,45 +383,6 @@ def test_no_value_makes_the_launcher_itself_fail(variable):
             assert plan(cluster=cluster._replace(job_name="job"), environ=environ)
         except LaunchError as error:
             assert of_error(error).exit_code == 2 and "\n" not in str(error)
-
-
-@pytest.mark.parametrize(("variable", "text"), GOOD)
-def test_a_variable_that_the_launcher_takes(variable, text):
-    plan(cluster=ONE, environ={variable: text})
-
-
-def test_a_log_has_only_ranks_that_the_job_has():
-    two_each = ("--launcher-nproc-per-node", "2", "--launcher-log-ranks")
-    for ranks in ("all", "3", "0, 2-3"):
-        assert plan(*two_each, ranks)
-    with pytest.raises(LaunchError, match="log-ranks names rank 4; expected ranks from 0 to 3"):
-        plan(*two_each, "0,2-4")
-    assert plan("--launcher-log-ranks", "4")  # other hosts may have more GPUs
-
-
-def test_several_hosts_do_not_meet_by_a_static_rendezvous():
-    with pytest.raises(LaunchError, match="PET_RDZV_BACKEND is 'static'; expected c10d"):
-        plan(environ={"PET_RDZV_BACKEND": "static"})
-
-
-def test_a_variable_that_an_option_replaces_may_be_anything():
-    given = ("--launcher-max-restarts", "1", "--launcher-grace", "9")
-    environ = {"PET_MAX_RESTARTS": "x", "PET_SHUTDOWN_TIMEOUT": "y"}
-    assert plan(*given, environ=environ) and options(*given, environ=environ).grace == 9
-
-
-@pytest.mark.parametrize(("version", "flag"), [("2.11.9", None), ("2.12.0a0", "60")])
-def test_the_grace_goes_to_a_torchrun_that_knows_it(version, flag):
-    made = plan("--launcher-grace", "60", resources=RESOURCES._replace(torch=version))
-    assert flags(made.argv).get("--shutdown-timeout") == flag
-
-
-@pytest.mark.parametrize("variable", ["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
-def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
-    assert options(environ={variable: "7"}).grace == 7
-    assert options("--launcher-grace", "8", environ={variable: "7"}).grace == 8
-    made = plan("--launcher-grace", "8", environ={variable: "7"})
-    assert flags(made.argv)["--shutdown-timeout"] == "8"
 
 
 def test_environment_for_speed():
@@ -430,9 +406,6 @@ def test_nothing_that_the_user_set_is_overwritten():
 def test_an_interface_that_does_not_exist_is_not_exported():
     cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
-
-
-FIRST = TWO._replace(current_host="algo-1", network_interface_name="")
 
 
 @pytest.mark.parametrize(
@@ -470,13 +443,6 @@ def test_torch_2_4_does_not_choose_the_address_of_rank_0(cluster, torch, expecte
     assert plan(cluster=cluster, resources=RESOURCES._replace(torch=torch)).master_addr == expected
 
 
-def test_torch_2_4_on_a_first_host_whose_own_name_does_not_resolve():
-    chosen = options()
-    made = plan(cluster=FIRST, resources=RESOURCES._replace(torch="2.4.1"))
-    of = Job(FIRST, chosen, made)
-    assert at_address(made, of, "10.0.0.1", "", has_name=False).master_addr == "10.0.0.1"
-
-
 def test_a_warm_start():
     warm = ("--launcher-start", "warm")
     assert plan(*warm).warm and not plan().warm
@@ -485,34 +451,10 @@ def test_a_warm_start():
     assert "warm falls back to cold: /opt/python runs torchrun or the ranks" in other.remark
 
 
-def test_hosts_that_are_named_by_ipv6_addresses():
-    cluster = TWO._replace(hosts=("fd00::1", "fd00::2"), current_host="fd00::2")
-    seen = flags(plan(cluster=cluster).argv)
-    assert (seen["--rdzv-endpoint"], seen["--local-addr"]) == ("[fd00::1]:29400", "fd00::2")
-
-
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
     lines = job(cluster=TWO._replace(hosts=hosts)).lines()
     assert "algo-103, algo-104 and 992 more: rendezvous at" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("given", "environ", "expected"),
-    [
-        ("", {}, None),
-        ("--role x --tee=3", {}, "/logs"),
-        ("-r 3", {}, "/logs"),
-        ("", {"PET_REDIRECTS": "1"}, "/logs"),
-        ("", {"PET_TEE": "0"}, None),
-    ],
-)
-def test_torchrun_has_the_log_folder_for_what_it_is_to_copy_itself(given, environ, expected):
-    made = plan(
-        *("--launcher-log-dir", "/logs", "--launcher-torchrun-args", given), environ=environ
-    )
-    words = [word for word in made.argv[: made.argv.index("--")] if "=" in word]
-    assert dict(word.split("=", 1) for word in words).get("--log-dir") == expected
 
 
 @pytest.mark.parametrize(
@@ -580,18 +522,6 @@ def test_torchrun_arguments_that_are_its_own(text):
     end = argv.index("--no-python")
     words = tuple(shlex.split(text))
     assert argv[end - len(words) : end] == words
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"),
-    [
-        ((), {}, 0),
-        (("--launcher-max-restarts", "2"), {"PET_MAX_RESTARTS": "3"}, 2),
-        ((), {"PET_MAX_RESTARTS": "3"}, 3),
-    ],
-)
-def test_how_often_ranks_start_again(argv, environ, expected):
-    assert options(*argv, environ=environ).max_restarts == expected
 
 
 def test_dollars_are_escaped_for_torchruns_substitution():
