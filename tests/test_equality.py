@@ -222,7 +222,7 @@ class Jobs:
             )
             self._begin(*words, "--train-script", script, "ends").wait(100)
             log = (self._base / "log").read_text(errors="replace")
-            ended = dict(re.findall(r"RankEnded\(rank=(\d+), exit_code=(-?\d+)", log))
+            ended = dict(re.findall(r"RankEnded\(rank=(\d+), end=Exit\(exit_code=(-?\d+)", log))
             codes = [int(ended[str(rank)]) for rank in range(len(ways))]
         for rank, (name, code) in enumerate(zip(ways, codes)):
             texts = [(self._folder / f"ends-{rank}.{one}").read_text() for one in ("out", "err")]

@@ -5,177 +5,139 @@ import os
 import pytest
 
 from launcher.result import failure
-from launcher.result.causes import (
-    LIMIT,
-    Aside,
-    Cause,
-    RankFailure,
-    of_rank,
-    of_torchrun,
-)
+from launcher.result.causes import LIMIT, Aside, Cause, broken_hosts, of_rank, of_torchrun
 from launcher.result.failure import earlier_failure, output_dir, prepare_failure, write_failure
-from launcher.result.raised import Link, read
+from launcher.result.raised import Exit, Link, read
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
+RANK = "algo-1, rank 5 (local rank 5)"
 
 
-def noted(rank, exit_code=1, time=10.0, exception="", message="", frames=""):
-    """A rank that said why; a death by signal is never said."""
-    chain = read([Link(exception, message, frames)])
-    return RankFailure(rank, rank, exit_code, chain, time, said=exit_code >= 0)
+def raised(exception, message="", frames="", code=1, **more):
+    return Exit(code, read([Link(exception, message, frames)]), **more)
 
 
-SECONDARY = {
-    "exception": "RuntimeError",
-    "message": "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1",
-}
+def failed(end, *pin):
+    """Return the failure of a rank that ended so; `pin` is what a thread of it raised, and when."""
+    return of_rank(RANK, 5, end, 10.0, Aside("pin", *pin) if pin else None)
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "code"),
-    [(3, 3), (255, 255), (SEGV, 139), (KILL, 137), (0, 1)],  # a failure is never a success
-)
-def test_the_exit_code_is_that_of_the_rank(exit_code, code):
-    assert of_rank(noted(0, exit_code), "algo-1").exit_code == code
-
-
-@pytest.mark.parametrize(
-    ("failure", "cause"),
-    [
-        (noted(0), Cause.OWN),
-        (noted(0, KILL), Cause.OWN),
-        (noted(0, TERM), Cause.ABORTED),
-        (noted(0, ABRT), Cause.ABORTED),
-        (noted(0, **SECONDARY), Cause.SECONDARY),
-        (noted(0, **SECONDARY)._replace(notes=("its process",)), Cause.OWN),
-        (RankFailure(0, 0, 1, last_words=f"RuntimeError: {SECONDARY['message']}"), Cause.ABORTED),
-        (RankFailure(0, 0, 1, last_words="RuntimeError: no license"), Cause.OWN),
-    ],
-)
-def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
-    assert of_rank(failure, "algo-1").cause is cause
-
-
-@pytest.mark.parametrize(
-    ("failure", "line"),
-    [
+CLOSED = "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+BAD_FILE = raised("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')
+KILLED_BY_SEGV = "was killed by SIGSEGV (signal 11)"
+KILLED_BY_ABRT = "was killed by SIGABRT (signal 6)"
+SEE = "; see that rank's last lines on stderr, at 12:34:56 UTC"
+OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
+ENDS = [
+    # How a rank ended, what a thread of it raised before; the first line, exit code and cause.
+    (
+        [raised("ValueError", "loss is nan\nat step 17")],
+        ("failed with ValueError: loss is nan at step 17", 1, OWN),
+    ),
+    ([raised("", "no data")], ("exited: no data", 1, OWN)),
+    ([Exit(3)], ("ended with exit code 3", 3, OWN)),
+    ([raised("", code=3)], ("ended with exit code 3", 3, OWN)),
+    ([Exit(255)], ("ended with exit code 255", 255, OWN)),
+    ([Exit(0)], ("ended with exit code 0", 1, OWN)),  # a failure is never a success
+    (
+        [Exit(3, words="no license")],
+        ('ended with exit code 3; its last line: "no license"', 3, OWN),
+    ),
+    ([Exit(1, words=CLOSED)], (f'ended with exit code 1; its last line: "{CLOSED}"', 1, ABORTED)),
+    ([Exit(KILL)], ("was killed by SIGKILL (signal 9)", 137, OWN)),
+    ([Exit(TERM)], ("was killed by SIGTERM (signal 15)", 143, ABORTED)),
+    ([raised("RuntimeError", CLOSED)], (f"failed with RuntimeError: {CLOSED}", 1, SECONDARY)),
+    (
+        [raised("RuntimeError", CLOSED, notes=("its process",))],
+        (f"failed with RuntimeError: {CLOSED}; its process", 1, OWN),
+    ),
+    (
+        [raised("RuntimeError", CLOSED, broken="a lost GPU")],
+        (f"failed with RuntimeError: {CLOSED}", 1, OWN),
+    ),
+    ([Exit(SEGV)], (KILLED_BY_SEGV, 139, OWN)),
+    ([Exit(SEGV, place="load, data.py:12")], (f"{KILLED_BY_SEGV} in load, data.py:12", 139, OWN)),
+    (
+        [Exit(ABRT, place="load, data.py:12", at="12:34:56 UTC")],
+        (f"{KILLED_BY_ABRT} in load, data.py:12{SEE}", 134, ABORTED),
+    ),
+    ([Exit(ABRT, at="12:34:56 UTC")], (f"{KILLED_BY_ABRT}{SEE}", 134, ABORTED)),
+    ([Exit(ABRT, words="no memory")], (f"{KILLED_BY_ABRT}: no memory", 134, ABORTED)),
+    # What the main thread did not raise stands behind it.
+    (
+        [raised("EOFError", notes=("its process x was",), recorded="out of memory")],
+        ("failed with EOFError; its process x was; out of memory", 1, OWN),
+    ),
+    (
+        [raised("E", "It failed (1.2.3.4, 9).", notes=("rank 1 waits",))],
+        ("failed with E: It failed (1.2.3.4, 9); rank 1 waits", 1, OWN),
+    ),
+    (
+        [raised("E", "It failed...", notes=("rank 1 waits",))],
+        ("failed with E: It failed...; rank 1 waits", 1, OWN),
+    ),
+    ([raised("E", "It failed.")], ("failed with E: It failed.", 1, OWN)),
+    (
+        [raised("E", "x"), BAD_FILE, 3.0],
+        ('failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s earlier)', 1, OWN),
+    ),
+    (
+        [Exit(4, recorded="out of memory"), raised("F", notes=("/tmp is full",)), 0.2],
         (
-            noted(5, exception="ValueError", message="loss is nan\nat step 17"),
-            "failed with ValueError: loss is nan at step 17",
+            "ended with exit code 4; /tmp is full; out of memory "
+            '(thread "pin" raised F, 0.2 s earlier)',
+            4,
+            OWN,
         ),
-        (noted(5, message="no data"), "exited: no data"),  # sys.exit("no data")
-        (noted(5, exit_code=3), "ended with exit code 3"),
-        (
-            RankFailure(5, 5, 3, time=10.0, last_words="no license"),
-            'ended with exit code 3; its last line: "no license"',
-        ),
-        (noted(5, exit_code=SEGV), "was killed by SIGSEGV (signal 11)"),
-    ],
-)
-def test_the_first_line_is_what_a_person_needs(failure, line):
-    text = of_rank(failure, "algo-1").text
-    assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
-    assert text.splitlines()[1].endswith(", 10 s after start")
+    ),
+    # It is raised again in the main thread.
+    ([BAD_FILE, BAD_FILE, 0.2], ("failed with ValueError: bad file", 1, OWN)),
+]
 
 
-CRASH = {"place": "decode, data.py:12", "at": "12:34:56 UTC"}
-PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')])
+@pytest.mark.parametrize(("ends", "expected"), ENDS)
+def test_the_first_line_is_what_a_person_needs(ends, expected):
+    failure = failed(*ends)
+    line, code, cause = expected
+    assert (failure.exit_code, failure.cause) == (code, cause)
+    assert failure.text.splitlines()[:2] == [
+        f"{RANK} {line}",
+        f"exit code {code}, 10 s after start",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("failure", "line"),
-    [
-        (
-            noted(5, exit_code=SEGV)._replace(**CRASH),
-            "was killed by SIGSEGV (signal 11) in decode, data.py:12",
-        ),
-        (
-            noted(5, exit_code=ABRT)._replace(**CRASH),
-            "was killed by SIGABRT (signal 6) in decode, data.py:12; see that rank's last lines on "
-            "stderr, at 12:34:56 UTC",
-        ),
-        (
-            noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC"),
-            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at "
-            "12:34:56 UTC",
-        ),
-        (
-            noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC", after_script=True),
-            "was killed by SIGABRT (signal 6) after its script had ended; see that rank's last "
-            "lines on stderr, at 12:34:56 UTC",
-        ),
-        (
-            noted(5, exception="EOFError")._replace(
-                notes=("its process x was",), recorded="out of memory"
-            ),
-            "failed with EOFError; its process x was; out of memory",
-        ),
-        (
-            noted(5, exception="E", message="It failed (1.2.3.4, 9).")._replace(
-                notes=("rank 1 waits",)
-            ),
-            "failed with E: It failed (1.2.3.4, 9); rank 1 waits",
-        ),
-        (
-            noted(5, exception="E", message="It failed...")._replace(notes=("rank 1 waits",)),
-            "failed with E: It failed...; rank 1 waits",
-        ),
-        (noted(5, exception="E", message="It failed."), "failed with E: It failed."),
-        (
-            noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),
-            'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s earlier)',
-        ),
-        (
-            noted(5, exit_code=4)._replace(aside=Aside("pin", PIN, 0.2), recorded="out of memory"),
-            "ended with exit code 4; out of memory "
-            '(thread "pin" raised ValueError: bad file, 0.2 s earlier)',
-        ),
-        (
-            noted(5, exception="ValueErrors", message="bad files")._replace(
-                aside=Aside("pin", read([Link("ValueError")]), 0.2)
-            ),
-            'failed with ValueErrors: bad files (thread "pin" raised ValueError, 0.2 s earlier)',
-        ),
-        # it is raised again in the main thread
-        (
-            noted(5, exception="ValueError", message="bad file")._replace(
-                aside=Aside("pin", PIN, 0.2)
-            ),
-            "failed with ValueError: bad file",
-        ),
-    ],
-)
-def test_what_the_main_thread_did_not_raise_stands_behind_it(failure, line):
-    text = of_rank(failure, "algo-1").text
-    assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
+def test_what_failed_after_the_script_is_told():
+    failure = of_rank(RANK, 5, Exit(ABRT, at="12:34:56 UTC"), 10.0, after_script=True)
+    assert failure.headline == f"{RANK} {KILLED_BY_ABRT} after its script had ended{SEE}"
 
 
 def test_long_texts_leave_room_for_what_stands_behind_them():
     long = read([Link("E", "x" * 5000), Link("E", "y" * 5000, how="cause")])
-    aside = Aside("n" * 100, read([Link("F", "z" * 5000)]), 3.0)
-    failure = noted(5)._replace(chain=long, aside=aside, recorded="out of memory: the machine")
-    first = of_rank(failure, "algo-1").headline
+    aside = Aside("n" * 100, raised("F", "z" * 5000), 3.0)
+    first = of_rank(RANK, 5, Exit(1, long, recorded="out of memory: a"), 10.0, aside).headline
     assert len(first) <= 500 and first.endswith(", 3.0 s earlier)")
-    assert "failed with E: xxx" in first and "; out of memory: the machine (thread" in first
+    assert "failed with E: xxx" in first and "; out of memory: a (thread" in first
 
 
 def test_the_frames_below_are_those_of_what_is_named():
-    crash = noted(5, exit_code=SEGV)._replace(frames='  File "data.py", line 12, in decode')
-    assert of_rank(crash, "algo-1").text.endswith(
-        'Traceback (most recent call last):\n  File "data.py", line 12, in decode\n'
-    )
-    left = noted(5, exit_code=4)._replace(aside=Aside("pin", PIN, 3.0))
-    assert of_rank(left, "algo-1").text.endswith('  File "pin.py", line 3, in pin\n')
+    frames = '  File "data.py", line 12, in decode'
+    head = "Traceback (most recent call last):\n"
+    assert failed(Exit(SEGV, frames=frames)).text.endswith(f"\n{head}{frames}\n")
+    assert failed(Exit(4), BAD_FILE, 3.0).text.endswith(f"\n{head}{BAD_FILE.chain[0].frames}")
 
 
-def test_the_innermost_frames_are_kept():
+def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
     frames = "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
-    failure = noted(0, exception="ValueError", message="x" * 900 + "the end", frames=frames)
-    text = of_rank(failure, "algo-1")._replace(failures=2).text
+    end = raised("ValueError", "x" * 900 + "the end", frames, broken="a lost GPU")
+    failure = failed(end)
+    assert failure.broken == f"{RANK} reports a lost GPU"
+    text = failure._replace(failures=2, no_restart=broken_hosts(failure.broken)).text
     assert LIMIT - 100 < len(text) <= LIMIT
-    head, details, *shown = text.splitlines()
+    head, no_restart, details, *shown = text.splitlines()
     assert "xxx ... xxx" in head and head.endswith("the end")
-    assert "1 more rank failed independently" in details
+    hosts = "SageMaker checks and replaces the hosts of a failed job"
+    assert no_restart == f"no restart: {RANK} reports a lost GPU; {hosts}"
+    assert details == "exit code 1, 10 s after start; 1 more rank failed independently"
     assert shown[0] == "Traceback (most recent call last):"
     assert shown[-2] == '  File "a.py", line 199, in f199'
 

@@ -36,7 +36,7 @@ CHILDREN = [
     "launcher.run.output",
     "launcher.run.rank",
     "launcher.run.describe",
-    "launcher.run.shortage",
+    "launcher.run.clues",
     "launcher.run.unseen",
     "launcher.run.store",
     "launcher.warm.handover",

@@ -12,7 +12,7 @@ from launcher.errors import Disposition, LaunchError
 from launcher.host.run_dir import run_dir
 from launcher.host.signals import Signals
 from launcher.host.system import System
-from launcher.result.raised import Link
+from launcher.result.raised import Exit, Link
 from launcher.run.events import (
     EndRanks,
     KeeperCleared,
@@ -27,7 +27,6 @@ from launcher.run.events import (
 from launcher.run.keepers import Keepers
 from launcher.watch.host import Watch
 from launcher.watch.overview import StacksRequest
-from launcher.watch.stacks import Call
 
 SECONDS = 60
 RUNS = {"runs": {"attempt": 1, "pid": 77}}
@@ -72,7 +71,8 @@ def said(**message):
 
 
 LINK = {"exception": "EOFError", "message": "x", "frames": "", "how": ""}
-ENDED = {"attempt": 1, "code": 3, "response": "", "crash": "", "tail": "", "notes": []}
+CLUES = {"notes": [], "counted": [], "broken": ""}
+ENDED = {"attempt": 1, "code": 3, "response": "", "crash": "", "words": "", **CLUES}
 
 
 def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
@@ -81,7 +81,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         RUNS,
         {"log": "a line\n of its own"},
         said(script_ended=True),
-        said(end={"exit_code": 3, "chain": [LINK], "notes": ["it was killed"]}),
+        said(end={"exit_code": 3, "chain": [LINK], **CLUES, "notes": ["it was killed"]}),
         said(hangs_up=True),
         {"ended": {**ENDED, "response": "handles"}},
         {"left": {"pids": [1, 2], "seconds": 4.6}},
@@ -93,8 +93,8 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         JOINED,
         RankRuns(7, 77),
         ScriptEnded(7),
-        RankExits(7, 3, (Link(**LINK),), notes=("it was killed",)),
-        RankEnded(7, 3, Disposition.HANDLES),
+        RankExits(7, Exit(3, (Link(**LINK),), ("it was killed",))),
+        RankEnded(7, Exit(3), Disposition.HANDLES),
         KeeperCleared(7, 4, 1),
     ]
     text = logged()
@@ -148,7 +148,7 @@ def test_invalid_messages_change_nothing(keepers, message, logged):
         keepers.act_until(lambda: len(keepers.told) == 3)
         other.close()
         keepers.act_until(lambda: len(keepers._connections) == 1)
-    assert keepers.told == [JOINED, RankRuns(7, 77), RankEnded(7, 3)]
+    assert keepers.told == [JOINED, RankRuns(7, 77), RankEnded(7, Exit(3))]
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
@@ -185,55 +185,40 @@ def counts(keepers, kills):
     keepers._system.oom_kills = lambda: {OOM: kills}
 
 
+# (exit code, what the rank says that the kernel counts, whether a kill explains that)
+COUNTED = [
+    (1, ["memory"], True),
+    (1, [], False),
+    (247, [], True),
+    (137, [], True),
+    (-9, [], True),
+    (-15, [], False),
+]
+
+
 @pytest.mark.parametrize("kills", [0, 1])
-@pytest.mark.parametrize(
-    ("code", "message", "is_told"),
-    [(1, POOL, True), (1, "loss is nan", False), (247, "", True), (137, "", True), (3, "", False)],
-)
-def test_a_rank_of_which_a_process_was_killed_for_memory(keepers, kills, code, message, is_told):
+@pytest.mark.parametrize(("code", "counted", "is_told"), COUNTED)
+def test_a_kill_for_memory_that_was_counted_stands_behind_an_end(
+    keepers, kills, code, counted, is_told
+):
     counts(keepers, kills)
-    link = {"exception": "E", "message": message, "frames": "", "how": ""}
+    clues = {**CLUES, "counted": counted}
+    end, nothing = {"exit_code": code, "chain": [LINK], **clues}, {"exit_code": 1, "chain": []}
     with keeper(
         7,
         RUNS,
-        said(thread="pin", exit_code=1, chain=[link], notes=[]),
-        said(thread="pin", exit_code=1, chain=[], notes=[]),
-        said(end={"exit_code": code, "chain": [link], "notes": []}),
+        said(thread="pin", **end),
+        said(thread="pin", **nothing, **CLUES),
+        said(end=end),
+        {"ended": {**ENDED, **clues, "code": code}},
     ):
-        keepers.act_until(lambda: len(keepers.told) == 4)
-    oom, chain = OOM if kills and is_told else "", (Link(**link),)
-    of_thread = oom if message else ""
-    assert keepers.told[2:4] == [
-        ThreadRaised(7, "pin", chain, recorded=of_thread),
-        RankExits(7, code, chain, recorded=oom),
-    ]
-
-
-@pytest.mark.parametrize("kills", [0, 1])
-@pytest.mark.parametrize(
-    ("number", "name"), [(9, "SIGKILL (signal 9)"), (11, "SIGSEGV (signal 11)")]
-)
-def test_a_rank_whose_connection_to_a_process_of_its_own_broke(keepers, kills, number, name):
-    counts(keepers, kills)
-    killed = f"its child process loader (pid 7) was killed by {name}"
-    with keeper(7, RUNS, said(end={"exit_code": 1, "chain": [LINK], "notes": [killed]})):
-        keepers.act_until(lambda: len(keepers.told) == 3)
-    oom = OOM if kills and number == 9 else ""
-    assert keepers.told[2] == RankExits(7, 1, (Link(**LINK),), (killed,), oom)
-
-
-@pytest.mark.parametrize(
-    ("code", "with_kill", "without"),
-    [(-9, OOM, NO_OOM), (247, OOM, ""), (137, OOM, ""), (1, "", ""), (-15, "", "")],
-)
-def test_counters_are_read_at_the_end_of_a_rank(keepers, code, with_kill, without):
-    for kills, oom in ((0, without), (1, with_kill)):
-        counts(keepers, kills)
-        keepers.told.clear()
-        with keeper(7, RUNS, {"ended": {**ENDED, "code": code}}):
-            keepers.act_until(lambda: len(keepers.told) == 3)
-        keepers.act_until(lambda: keepers.are_gone)
-        assert keepers.told[2] == RankEnded(7, code, recorded=oom)
+        keepers.act_until(lambda: len(keepers.told) == 5)
+    oom = OOM if kills and is_told else ""
+    expected = Exit(code, (Link(**LINK),), recorded=oom)
+    died = Exit(code, recorded=oom or (NO_OOM if code == -signal.SIGKILL else ""))
+    thread, exits, ended = keepers.told[2:]
+    assert (thread, exits) == (ThreadRaised(7, "pin", expected), RankExits(7, expected))
+    assert ended._replace(end=ended.end._replace(at="")) == RankEnded(7, died)
 
 
 CRASH = """Fatal Python error: Segmentation fault
@@ -244,15 +229,13 @@ Stack (most recent call first):
 
 
 def test_a_crash_comes_with_its_place_and_time_and_an_abort_with_its_words(keepers):
-    calls = (Call("decode", "/t/data.py", 12),)
-    tail = "terminate called after throwing an instance of 'std::bad_alloc'\n"
-    for code, at, says in ((-11, calls, ""), (-6, (), "std::bad_alloc"), (-15, (), "")):
+    for code, place in ((-11, "decode, data.py:12"), (-6, ""), (-15, "")):
         keepers.told.clear()
-        with keeper(7, RUNS, {"ended": {**ENDED, "code": code, "crash": CRASH, "tail": tail}}):
+        with keeper(7, RUNS, {"ended": {**ENDED, "code": code, "crash": CRASH, "words": "why"}}):
             keepers.act_until(lambda: len(keepers.told) == 3)
-        event = keepers.told[2]
-        assert event.calls == at and event.at.endswith(" UTC") is (code != -signal.SIGTERM)
-        assert says in event.said and bool(says) is bool(event.said)
+        end = keepers.told[2].end
+        assert end.place == place and end.at.endswith(" UTC") is (code != -signal.SIGTERM)
+        assert end.words == "why" and ("in decode" in end.frames) is bool(place)
         keepers.act_until(lambda: keepers.are_gone)
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from conftest import LAUNCHER, REPO, completed, ended_by, poll, slow
 
-from launcher.result.last_words import last_words
-
 with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
     patch.syspath_prepend(str(REPO / "launcher" / "run"))
     output = importlib.import_module("output")
@@ -104,42 +102,6 @@ def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
                         stream.show_due(now)
         for descriptor in (stream.reader, stream.writer):
             os.close(descriptor)
-
-
-# The reason, by the last lines.
-
-WHAT = "terminate called after throwing an instance of 'c10::Error'\n  what():  "
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (f"{WHAT}CUDA error: device-side assert triggered\nCUDA kernel errors might be\n\n"
-         "frame #0: c10::Error::Error()\n", "c10::Error: CUDA error: device-side assert triggered"),
-        (f"{WHAT}old\nline\n{WHAT}new  one\n", "c10::Error: new one"),
-        ("terminate called after throwing an instance of 'int'\n", "int"),
-        ("terminate called without an active exception\n",
-         "terminate called without an active exception"),
-        ("a\nmalloc(): corrupted top size\n", "malloc(): corrupted top size"),
-        ("free(): invalid pointer", "free(): invalid pointer"),
-        ("double free or corruption (!prev)\n", "double free or corruption (!prev)"),
-        ("*** stack smashing detected ***: terminated\n",
-         "*** stack smashing detected ***: terminated"),
-        ("python: a.c:10: main: Assertion `x > 0' failed.\n",
-         "a.c:10: main: Assertion `x > 0' failed."),
-        ("Fatal Python error: none_dealloc: deallocating None\nPython runtime state: initialized\n",
-         "Fatal Python error: none_dealloc: deallocating None"),
-        (f"{WHAT}bad\nFatal Python error: Aborted\n\nThread 0x1\n", "c10::Error: bad"),
-        # Of a data loader's worker, after which the rank has gone on.
-        (f"{WHAT}bad\nTraceback (most recent call last):\n  File x\nRuntimeError: Data\n", ""),
-        ("Fatal Python error: Aborted\n\nCurrent thread 0x1\n", ""),
-        ("the script says terminate called after throwing an instance of 'x'\n", ""),
-        ("use malloc() to get memory\n", ""),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_why_a_rank_was_aborted(text, words):
-    assert last_words(text) == words
 
 
 # Jobs.

@@ -1,20 +1,15 @@
 """What a rank's exception is called: real scripts under rank.py, and what others print."""
 
 import json
-import runpy
+import os
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import RANK, run_as_rank
 
 from launcher.result import raised
-from launcher.result.causes import (
-    LIMIT,
-    RankFailure,
-    broken_hosts,
-    of_rank,
-)
+from launcher.result.causes import LIMIT, Cause, cause_of, of_rank
+from launcher.run import describe
 from launcher.text.words import signal_name
 
 SECONDARY = (
@@ -36,22 +31,31 @@ def rank(script):
 @pytest.fixture
 def ended(script, monkeypatch):
     """Run a script in this process: ended(text) -> what a rank would tell of its end."""
-    describe = runpy.run_path(str(Path(RANK).with_name("describe.py")))
+    monkeypatch.setattr(describe, "_OURS", (*describe._OURS, os.path.dirname(__file__)))
 
     def run(text):
         path = str(script(text))
         monkeypatch.setattr(sys, "argv", [path])
         with pytest.raises(BaseException) as caught:
             exec(compile(text, path, "exec"), {"__name__": "__main__"})
-        return [{"end": describe["end"](caught.value, __file__)}]
+        return [{"end": describe.end(caught.value)}]
 
     return run
 
 
-def failure_of(told):
+def exit_of(told):
+    """Return how a rank has ended by what it told; its clues are tested in test_clues.py."""
     end = told[0]["end"]
     chain = raised.read([raised.Link(**link) for link in end["chain"]])
-    return RankFailure(0, 0, end["exit_code"], chain, said=True, notes=end["notes"])
+    return raised.Exit(end["exit_code"], chain, end["notes"])
+
+
+def headline(exit_):
+    return of_rank("h, rank 0", 0, exit_, 1.0).headline
+
+
+def is_secondary(exit_):
+    return cause_of(exit_) is Cause.SECONDARY
 
 
 def end(text, says, line=None, *, code=1, secondary=False):
@@ -84,17 +88,16 @@ ENDS = [
         "exited: error: division by zero (from ZeroDivisionError)",
         2,
     ),
-    # argparse says what is wrong, but only to stderr
+    # argparse says what is wrong, but perhaps only to stderr (test_clues.py)
     end(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
         "p.parse_args(['--n', 'x'])",
-        "exited: script.py: error: argument --n: invalid int value: 'x'"
-        " (while handling argparse.ArgumentError)",
+        "failed with argparse.ArgumentError: argument --n: invalid int value: 'x'",
         code=2,
     ),
     end(
         "import argparse\nargparse.ArgumentParser().parse_args(['--epochs', '3'])",
-        "exited: script.py: error: unrecognized arguments: --epochs 3",
+        "ended with exit code 2",
         code=2,
     ),
     end(
@@ -192,14 +195,14 @@ ENDS = [
 
 @pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ENDS, ids=range(len(ENDS)))
 def test_how_a_script_ended(ended, text, says, line, code, secondary):
-    failure = failure_of(ended(text))
-    assert failure.exit_code == code
-    assert of_rank(failure, "h").headline.startswith(f"h, rank 0 (local rank 0) {says}")
-    assert failure.is_secondary is secondary
-    written = of_rank(failure._replace(time=1.0), "algo-1").text
+    exit_ = exit_of(ended(text))
+    assert exit_.exit_code == code
+    assert headline(exit_).startswith(f"h, rank 0 {says}")
+    assert is_secondary(exit_) is secondary
+    written = of_rank("h", 0, exit_, 1.0).text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
     assert "test_raised.py" not in written
-    last = [row for row in raised.frames(failure.chain).splitlines() if "script.py" in row][-1:]
+    last = [row for row in raised.frames(exit_.chain).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
@@ -214,7 +217,7 @@ def test_a_message_of_any_size_is_taken_in(ended, character):
         "    e = new\n"
         "raise e"
     )
-    assert of_rank(failure_of(told), "h").headline
+    assert headline(exit_of(told))
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert len(sent) < 1 << 20  # bytes, far below the limit of keepers.py
 
@@ -233,13 +236,6 @@ HYDRA = """
 import hydra
 @hydra.main(version_base=None)
 def main(config): raise ValueError('loss is nan')
-main()
-"""
-CLICK = """
-import click
-@click.command()
-@click.option('--n', type=int)
-def main(n): click.get_current_context().exit(n)
 main()
 """
 WORKERS = """
@@ -272,8 +268,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("text", "words", "code", "says", "frame"),
     [
-        (CLICK, ("--n", "x"), 2, "'x' is not a valid integer", ""),
-        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), 2, "argument: n", ""),
         (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
         (POOL_OF_PROCESSES, (), 1, f"failed with ValueError: of a child {FROM}", "in load"),
         pytest.param(
@@ -290,13 +284,13 @@ if __name__ == "__main__":
             marks=pytest.mark.torch,
         ),
     ],
-    ids=["click", "fire", "hydra", "pool", "data loader", "spawn"],
+    ids=["hydra", "pool", "data loader", "spawn"],
 )
 def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
     seen, told = rank(text, *words)
-    failure = failure_of(told)
-    assert seen == code and says in of_rank(failure, "h").headline
-    files = [line for line in raised.frames(failure.chain).splitlines() if "File " in line]
+    exit_ = exit_of(told)
+    assert seen == code and says in headline(exit_)
+    files = [line for line in raised.frames(exit_.chain).splitlines() if "File " in line]
     assert frame == "" or frame in files[-1]
 
 
@@ -363,9 +357,8 @@ def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
     rank, text, exception, secondary
 ):
     _, told = rank(text)
-    failure = failure_of(told)
-    assert f" failed with {exception}" in of_rank(failure, "h").headline
-    assert failure.is_secondary is secondary
+    assert f" failed with {exception}" in headline(exit_of(told))
+    assert is_secondary(exit_of(told)) is secondary
 
 
 BY_ITSELF = """
@@ -402,7 +395,9 @@ def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(rank, ch
     method = "spawn" if number == 11 else "fork"
     code, told = rank(BY_ITSELF.format(child, method, text))
     assert code == 1
-    (killed,) = told[0]["end"]["notes"] or [""]
+    end = told[0]["end"]
+    assert end["counted"] == ["memory"] * ("recv" in text)  # may explain what broke
+    (killed,) = end["notes"] or [""]
     name = signal_name(number) if number else ""
     process, _, how = killed.partition(" was killed by ")
     assert how == name and process.startswith("its child process loader (pid " if number else "")
@@ -569,152 +564,3 @@ def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, ex
     head = "Caught E in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
     told = f"{head}{frames}\n{raised.Link(exception, message).title()}\n"
     assert raised.is_secondary(raised.read([raised.Link("RuntimeError", told)])) is secondary
-
-
-CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
-ECC, NVLINK = "an uncorrectable ECC error", "an uncorrectable NVLink error"
-
-
-def link(exception, message, how=""):
-    return raised.Link(exception, message, "", how)
-
-
-@pytest.mark.parametrize(
-    ("chain", "expected"),
-    [
-        # As torch, NCCL, CuPy, Numba and NVML say it.
-        ([link("torch.AcceleratorError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
-        (
-            [
-                link(
-                    "torch.distributed.DistBackendError",
-                    "NCCL error in: x.cpp:3, unhandled cuda error\nLast error:\n"
-                    "Cuda failure 214 'uncorrectable ECC error encountered'",
-                )
-            ],
-            ECC,
-        ),
-        ([link("cupy_backends.CUDARuntimeError", "cudaErrorECCUncorrectable: x")], ECC),
-        (
-            [
-                link(
-                    "RuntimeError",
-                    CUDA.format("uncorrectable NVLink error detected during the execution"),
-                )
-            ],
-            NVLINK,
-        ),
-        ([link("E", "CUDA_ERROR_NVLINK_UNCORRECTABLE")], NVLINK),
-        ([link("pynvml.NVMLError_GpuIsLost", "GPU is lost")], "a lost GPU"),
-        # Anywhere in the chain, also where Python would not print it.
-        ([link("ValueError", "no batch"), link("E", "GPU is lost", "cause")], "a lost GPU"),
-        ([link("ValueError", "no batch"), link("E", "GPU is lost", "hidden")], "a lost GPU"),
-        # What a restart may fix, and what is not said.
-        ([link("torch.AcceleratorError", CUDA.format("an illegal memory access was"))], ""),
-        ([link("RuntimeError", CUDA.format("out of memory"))], ""),
-        ([link("torch.OutOfMemoryError", "CUDA out of memory. GPU 0 has 79 GiB")], ""),
-        ([link("RuntimeError", "connection to the parameter server's GPUs is lost")], ""),
-        ([link("ValueError", "ECC mode 3 is not known: uncorrectable")], ""),
-    ],
-)
-def test_which_exceptions_say_that_hardware_broke(chain, expected):
-    assert raised.hardware(chain) == expected
-    # Which is no consequence of another rank's end.
-    assert not (expected and raised.is_secondary(chain))
-
-
-def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
-    frames = "".join(
-        f'  File "/opt/ml/code/train.py", line {n}, in f\n    f()\n' for n in range(40)
-    )
-    chain = (raised.Link("RuntimeError", "GPU is lost. " + "x" * 900, frames),)
-    failure = of_rank(RankFailure(5, 1, 1, chain, 95.0, said=True), "algo-2")
-    assert failure.broken == "algo-2, rank 5 (local rank 1) reports a lost GPU"
-    text = failure._replace(failures=2, no_restart=broken_hosts(failure.broken)).text
-    lines = text.splitlines()
-    assert len(text) <= LIMIT and lines[0] == failure.headline
-    assert lines[1] == (
-        "no restart: algo-2, rank 5 (local rank 1) reports a lost GPU; "
-        "SageMaker checks and replaces the hosts of a failed job"
-    )
-    assert lines[2].startswith("exit code 1, 95 s after start; 1 more rank failed independently")
-    assert lines[4].startswith("  File ") and lines[-2].endswith("line 39, in f")
-
-
-# What says that a process was killed, or may have been; whether a counter rose decides then.
-WORKER_KILLED = "DataLoader worker (pid 7) is killed by signal: {}. "
-POOL = "concurrent.futures.process.BrokenProcessPool"
-KILLED = [
-    ("RuntimeError", WORKER_KILLED.format("Killed"), True),
-    ("RuntimeError", WORKER_KILLED.format("Segmentation fault"), False),
-    ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", True),
-    ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Det", False),
-    ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 247. Det", True),
-    (POOL, "A process in the process pool was terminated abruptly while the future", True),
-    ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGKILL(-9), EXIT(1)}", True),
-    ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGSEGV(-11)}", False),
-    ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGKILL", True),
-    ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGSEGV", False),
-    ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", True),
-    ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGTERM: 15>.", False),
-    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 137.", True),
-    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1.", False),
-    ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>", True),
-    ("RuntimeError", "One of the subprocesses has abruptly died during map operation.", True),
-    ("", "ffmpeg returned with return code=-9", True),
-    ("ValueError", "bad status 137 at 9, 247", False),
-    ("KeyError", "-9", False),
-]
-
-
-@pytest.mark.parametrize(("exception", "message", "killed"), KILLED)
-def test_what_says_that_a_process_was_killed(exception, message, killed):
-    link = raised.Link(exception, message)
-    assert raised.may_be_killed([link]) is killed
-    for how in ("cause", "context", "hidden"):
-        assert (
-            raised.may_be_killed([raised.Link("ValueError", "x"), link._replace(how=how)]) is killed
-        )
-
-
-FROM_WORKER = '  File "/lib/python3.11/multiprocessing/connection.py", line 524, in Client'
-
-
-@pytest.mark.parametrize("exception", ["EOFError", "ConnectionResetError", "BrokenPipeError"])
-def test_a_connection_to_a_child_that_breaks_may_mean_that_it_was_killed(exception):
-    assert raised.may_be_killed([raised.Link(exception, "", FROM_WORKER)])
-    assert not raised.may_be_killed([raised.Link(exception, "", '  File "/a/http.py", line 2')])
-    assert not raised.may_be_killed([raised.Link("ValueError", "x", FROM_WORKER)])
-
-
-POOLS = """
-import os, signal, subprocess, sys
-from concurrent.futures import ProcessPoolExecutor
-def die(_):
-    os.kill(os.getpid(), signal.SIGKILL)
-if __name__ == "__main__":
-    {}
-"""
-CHILD = "[sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)']"
-DIE = [
-    "list(ProcessPoolExecutor(1).map(die, [1]))",
-    f"subprocess.run({CHILD}, check=True)",
-    f"try: subprocess.run({CHILD}, check=True)\n"
-    "    except Exception: raise SystemExit('no data') from None",
-]
-
-
-@pytest.mark.parametrize("text", DIE, ids=range(len(DIE)))
-def test_a_child_that_is_really_killed_is_told(rank, text):
-    _, told = rank(POOLS.format(text))
-    assert raised.may_be_killed(failure_of(told).chain), told
-
-
-@pytest.mark.torch
-def test_a_data_loaders_worker_that_is_really_killed_is_told(rank):
-    code, told = rank(
-        WORKERS.replace('raise ValueError(f"bad sample {i}")', "os.kill(os.getpid(), 9)").replace(
-            "from torch", "import os\nfrom torch", 1
-        )
-    )
-    assert code == 1 and raised.may_be_killed(failure_of(told).chain), told

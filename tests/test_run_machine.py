@@ -17,7 +17,7 @@ from launcher.peers.messages import (
     Start,
 )
 from launcher.result.causes import SUCCESS, Cause, Result, stopped
-from launcher.result.raised import Link
+from launcher.result.raised import Exit, Link
 from launcher.run import machine
 from launcher.run.events import (
     KeeperCleared,
@@ -44,9 +44,9 @@ JOINED = (KeeperJoined(0, 0, 2), KeeperJoined(1, 1, 2))
 RUN = (RankRuns(0, 71), RankRuns(1, 72))
 STARTED = (Start(1, 0), *JOINED, *RUN)
 CLEARED = (KeeperCleared(0, 1, 0), KeeperCleared(1, 1, 0))
-ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+BROKEN = Exit(1, (Link("RuntimeError", "CUDA error"),), broken="an uncorrectable ECC error")
 PEER = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-RAISED = RankExits(0, 1, (Link("ValueError", "loss is nan"),))
+RAISED = RankExits(0, Exit(1, (Link("ValueError", "loss is nan"),)))
 COMPILE = "neuron_parallel_compile"
 
 
@@ -89,16 +89,18 @@ def kinds(actions):
 
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
 def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
-    host = running().at(5.0, ScriptEnded(1)).at(ends, RankEnded(1, 0))
+    host = running().at(5.0, ScriptEnded(1)).at(ends, RankEnded(1, Exit(0)))
     assert host.told == [RanksSucceeded(1, 1, (age,))]
 
 
 @pytest.mark.parametrize(("between", "name"), [(60.0, "pin"), (61.0, "later")])
 def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
     """The first of them: the others may follow from it."""
-    threads = [ThreadRaised(0, one, (Link("KeyError", "x"),)) for one in ("old", "pin", "later")]
+    threads = [
+        ThreadRaised(0, one, Exit(1, (Link("KeyError", "x"),))) for one in ("old", "pin", "later")
+    ]
     host = running().at(5.0, threads[0]).at(100.0, threads[1]).at(120.0, threads[2])
-    (failed,) = host.at(100.0 + between, RankEnded(0, 4)).told
+    (failed,) = host.at(100.0 + between, RankEnded(0, Exit(4))).told
     assert f'exit code 4 (thread "{name}" raised KeyError: x' in failed.failure.headline
 
 
@@ -131,21 +133,21 @@ def test_a_first_host_whose_ranks_are_not_the_first_fails():
 @pytest.mark.parametrize("end", [FAILURE, RESTART])
 def test_a_rank_that_failed_before_it_could_be_ended_is_told(end):
     """A rank that has got the signal failed for that; but hardware does not break for it."""
-    (failed,) = running().at(5.0, RAISED, end).at(6.0, RankEnded(0, 1)).told
+    (failed,) = running().at(5.0, RAISED, end).at(6.0, RankEnded(0, Exit(1))).told
     assert (failed.failure.cause, failed.failure.may_restart, failed.age) == (Cause.OWN, True, 1.0)
-    handles = RankEnded(0, 1, response=Disposition.HANDLES)
+    handles = RankEnded(0, Exit(1), response=Disposition.HANDLES)
     assert running().at(5.0, end, RAISED, handles).told == []
-    (failed,) = running().at(5.0, end, RankExits(0, 1, (ECC,)), handles).told
+    (failed,) = running().at(5.0, end, RankExits(0, BROKEN), handles).told
     assert failed.failure.broken and not failed.failure.may_restart
 
 
 def test_no_rank_is_told_twice():
     host = running().at(5.0, RAISED).due(7.5)
-    assert len(host.told) == 1 and host.at(8.0, FAILURE, RankEnded(0, 1)).told == []
+    assert len(host.told) == 1 and host.at(8.0, FAILURE, RankEnded(0, Exit(1))).told == []
 
 
 def test_where_ranks_are_is_said_when_they_are_killed():
-    host = running().at(5.0, FAILURE, RankEnded(0, 0))
+    host = running().at(5.0, FAILURE, RankEnded(0, Exit(0)))
     assert kinds(host.due(13.0).done) == [RequestPlaces]
     host.at(13.5, PlacesReported({1: "load, data.py:88"}))
     assert host.due(14.9).lines[0] == "rank 1 has not exited; it is in load, data.py:88."
@@ -154,8 +156,8 @@ def test_where_ranks_are_is_said_when_they_are_killed():
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 0])
 def test_a_kill_is_said_though_its_rank_has_ended_by_then(code):
     """On a busy host; but not of a rank that ended by itself in time."""
-    host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, 0))
-    host.at(18.1, RankEnded(0, code))
+    host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, Exit(0)))
+    host.at(18.1, RankEnded(0, Exit(code)))
     is_killed = code < 0
     assert sum("(--launcher-failure-grace sets" in line for line in host.lines) == is_killed
 
@@ -166,13 +168,16 @@ KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ((RankEnded(0, -9),), [f"{KILLED}."]),
-        ((RankEnded(0, -9, recorded="x"), RankEnded(1, 3)), [f"{KILLED}; x, and 1 rank more."]),
-        ((RankEnded(0, 0),), []),
+        ((RankEnded(0, Exit(-9)),), [f"{KILLED}."]),
+        (
+            (RankEnded(0, Exit(-9, recorded="x")), RankEnded(1, Exit(3))),
+            [f"{KILLED}; x, and 1 rank more."],
+        ),
+        ((RankEnded(0, Exit(0)),), []),
         # By somebody who stops the ranks, too; and what follows from another one's end.
-        ((RankEnded(0, -TERM),), []),
-        ((RankEnded(0, 128 + TERM),), []),
-        ((RankExits(0, 1, (PEER,)), RankEnded(0, 1)), []),
+        ((RankEnded(0, Exit(-TERM)),), []),
+        ((RankEnded(0, Exit(128 + TERM)),), []),
+        ((RankExits(0, Exit(1, (PEER,))), RankEnded(0, Exit(1))), []),
     ],
 )
 def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said):
@@ -183,9 +188,9 @@ def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said):
 
 def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
     handles = Disposition.HANDLES
-    host = running().at(5.0, STOP, RankEnded(0, 1, response=handles))
+    host = running().at(5.0, STOP, RankEnded(0, Exit(1), response=handles))
     assert host.lines == ["during the stop: algo-1, rank 0 (local rank 0) ended with exit code 1."]
-    assert host.at(6.0, RankEnded(1, 143, response=handles)).lines == []
+    assert host.at(6.0, RankEnded(1, Exit(143), response=handles)).lines == []
 
 
 def test_a_stop_that_comes_again_is_said():
@@ -210,5 +215,5 @@ HANDLES, DEFAULT = Disposition.HANDLES, Disposition.DEFAULT
 )
 def test_ranks_that_have_handled_a_stop_are_counted(stop, ends, handled):
     host = running().at(5.0, End(1, stopped(stop)))
-    host.at(8.0, *(RankEnded(rank, code, response=how) for rank, code, how in ends), *CLEARED)
+    host.at(8.0, *(RankEnded(rank, Exit(code), response=how) for rank, code, how in ends), *CLEARED)
     assert host.told == [Cleared(1, 0, -1, handled, 3.0 if handled > 0 else 0.0)]

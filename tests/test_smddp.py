@@ -11,8 +11,8 @@ from conftest import REPO, SYSTEMS
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
-from launcher.result.causes import RankFailure, of_rank
-from launcher.result.raised import Link
+from launcher.result.causes import of_rank
+from launcher.result.raised import Exit, Link
 
 CALLS = Path(__file__).with_name("smddp_calls.py")
 OPTION = "--launcher-smddp-compat"
@@ -167,6 +167,6 @@ def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed(
 )
 def test_a_script_that_misses_the_library_is_told_of_the_option(module, hint):
     link = Link("ModuleNotFoundError", f"No module named {module!r}")
-    line = of_rank(RankFailure(0, 0, 1, chain=(link,)), "algo-1").headline
+    line = of_rank("algo-1, rank 0 (local rank 0)", 0, Exit(1, (link,)), 1.0).headline
     text = f"algo-1, rank 0 (local rank 0) failed with ModuleNotFoundError: {link.message}"
     assert line == text + (f" (see {OPTION})" if hint else "")

@@ -7,7 +7,6 @@ or one of errors.py (docs/options.md, "Exit codes").
 from __future__ import annotations
 
 import enum
-import math
 import re
 import signal
 from collections.abc import Sequence
@@ -175,51 +174,8 @@ class Aside(NamedTuple):
     """An exception in another thread of a rank, `before` seconds before the rank's own end."""
 
     thread: str
-    chain: Sequence[raised.Link]
+    end: raised.Exit
     before: float
-    notes: Sequence[str] = ()
-
-
-class RankFailure(NamedTuple):
-    """How one rank of this host ended; `exit_code` is negative for a signal.
-
-    `time` is in seconds since its torchrun's start. If it `said` why it ended, it raised or called
-    sys.exit; otherwise it was killed, or called os._exit. `chain` is its exceptions, from
-    raised.read.
-    """
-
-    rank: int
-    local_rank: int
-    exit_code: int
-    chain: Sequence[raised.Link] = ()
-    time: float = math.inf
-    said: bool = False
-    notes: Sequence[str] = ()  # what else the rank knows about its end, in words
-    recorded: str = ""  # what the kernel's counters show
-    place: str = ""  # where it crashed: `load, data.py:88`
-    frames: str = ""  # the calls there, as a traceback shows them
-    at: str = ""  # the time of day of a crash
-    last_words: str = ""  # its last output: why it was aborted, or the last line if it exited
-    aside: Aside | None = None
-    after_script: bool = False  # an exit handler or a thread failed after the script's end
-
-    @property
-    def cause(self) -> Cause:
-        """How well this explains why the job ends: OWN, ABORTED or SECONDARY."""
-        if not self.is_secondary:
-            return Cause.OWN
-        return Cause.SECONDARY if self.said else Cause.ABORTED
-
-    @property
-    def is_secondary(self) -> bool:
-        """Whether this looks like the consequence of an earlier failure.
-
-        NCCL's watchdog aborts a process whose peer has died, and others end a process by SIGTERM.
-        """
-        if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
-            return True
-        links = self.chain or (raised.Link(message=self.last_words),)
-        return not self.notes and raised.is_secondary(links)
 
 
 def exit_code_of(returncode: int) -> int:
@@ -265,45 +221,67 @@ def of_container(
     return Result(code, stop_signal=reported.stop_signal)
 
 
-def of_rank(failure: RankFailure, host: str) -> Failure:
-    """Return why the job fails if a rank of a host is the cause."""
-    code = failure_code(exit_code_of(failure.exit_code))
-    who = named_rank(host, failure.rank, failure.local_rank)
-    how, see = raised.headline(failure.chain), ""
+def cause_of(end: raised.Exit) -> Cause:
+    """Return how well a rank's end explains why the job ends: OWN, ABORTED or SECONDARY.
+
+    NCCL's watchdog aborts a process whose peer has died, and others end a process by SIGTERM.
+    """
+    if end.exit_code in (-signal.SIGABRT, -signal.SIGTERM):
+        return Cause.ABORTED
+    links = end.chain or (raised.Link(message=end.words),)
+    if end.notes or end.broken or not raised.is_secondary(links):
+        return Cause.OWN
+    return Cause.SECONDARY if end.chain else Cause.ABORTED
+
+
+def of_rank(
+    who: str,
+    rank: int,
+    end: raised.Exit,
+    seconds: float,
+    aside: Aside | None = None,
+    *,
+    after_script: bool = False,
+) -> Failure:
+    """Return why the job fails if a rank is the cause, which failed `seconds` after its start.
+
+    `who` names it. If it failed `after_script`, an exit handler or a thread did that.
+    """
+    code = failure_code(exit_code_of(end.exit_code))
+    how, see = raised.headline(end.chain), ""
     if any(f"No module named {name!r}" in how for name in _SMDDP):
         how += f" (see {flag('smddp_compat')})"
-    if not how and failure.exit_code < 0:
-        how = f"was killed by {signal_name(-failure.exit_code)}"
-        how += f" in {failure.place}" if failure.place else ""
-        if failure.last_words:
-            how += f": {shortened(failure.last_words, _SAID)}"
-        elif failure.exit_code == -signal.SIGABRT:  # C++ reports an uncaught exception only there
-            see = f"; see that rank's last lines on stderr, at {failure.at}"
+    words = shortened(end.words, _SAID)
+    if not how and end.exit_code < 0:
+        how = f"was killed by {signal_name(-end.exit_code)}"
+        how += f" in {end.place}" if end.place else ""
+        how += f": {words}" if words else ""
+        if end.exit_code == -signal.SIGABRT and not words:
+            see = f"; see that rank's last lines on stderr, at {end.at}"  # C++ says why only there
     if not how:
-        how = f"ended with exit code {failure.exit_code}"
-        if failure.last_words:
-            how += f'; its last line: "{shortened(failure.last_words, _SAID)}"'
-    more = f" after its script had ended{see}" if failure.after_script else see
-    of_thread = failure.aside.notes if failure.aside else ()
-    notes = dict.fromkeys((*failure.notes, *of_thread, failure.recorded))
-    more += "".join(f"; {note}" for note in notes if note)
-    frames = raised.frames(failure.chain) or failure.frames
-    if failure.aside:
-        thread, chain, before, _ = failure.aside
+        how = f"ended with exit code {end.exit_code}"
+        how += f'; its last line: "{words}"' if words else ""
+    more = f" after its script had ended{see}" if after_script else see
+    of_thread = aside.end if aside else raised.Exit(0)
+    notes = (*end.notes, *of_thread.notes, end.recorded or of_thread.recorded)
+    more += "".join(f"; {note}" for note in dict.fromkeys(notes) if note)
+    frames = raised.frames(end.chain) or end.frames
+    if aside:
+        chain = aside.end.chain
         frames = frames or raised.frames(chain)
-        if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
-            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} earlier)'
-    broken = raised.hardware(failure.chain)
+        if chain[0].title() not in [link.title() for link in end.chain]:  # raised again
+            ago = f"{lasted(aside.before)} earlier"
+            more += f' (thread "{aside.thread}" {raised.aside(chain)}, {ago})'
     return Failure(
-        failure.cause,
+        cause_of(end),
         code,
         f"{who} {how}",
         more,
-        f"exit code {code}, {failure.time:.0f} s after start",
+        f"exit code {code}, {seconds:.0f} s after start",
         frames[-LIMIT:],
         may_restart=True,
-        rank=failure.rank,
-        broken=broken and f"{who} reports {broken}",
+        rank=rank,
+        broken=end.broken and f"{who} reports {end.broken}",
     )
 
 

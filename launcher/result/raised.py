@@ -31,36 +31,9 @@ _BROKEN_TEXT = re.compile(
 _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
-# CUDA's words for errors 214 and 220 (cudaGetErrorString, cuGetErrorString), as torch, NCCL and
-# others pass them on, or their names; and NVML's words for a GPU that has fallen off the bus.
-_BROKEN_HARDWARE = {
-    "an uncorrectable ECC error": re.compile(
-        "uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"
-    ),
-    "an uncorrectable NVLink error": re.compile(
-        "uncorrectable NVLink error detected|cudaErrorNvlinkUncorrectable"
-        "|CUDA_ERROR_NVLINK_UNCORRECTABLE"
-    ),
-    "a lost GPU": re.compile(r"\bGPU is lost\b"),
-}
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
-# SIGKILL has ended a process: torch's data loader ("is killed by signal: Killed") and spawn
-# ("terminated with signal SIGKILL"), subprocess ("died with <Signals.SIGKILL: 9>", "returned
-# non-zero exit status 137"), joblib ("exit codes of the workers are {SIGKILL(-9)}").
-_KILLED = re.compile(
-    r"\bSIGKILL\b|\bsignal:? (9|Killed)\b"
-    r"|\b(exit|return)[ _]?(ed with )?(code|status)\W{1,5}(-9|137|247)\b",
-    re.IGNORECASE,
-)
-# A process has ended, its parent does not know how: concurrent.futures, datasets' map(), and
-# torch's data loader, if it has not seen its worker's signal.
-_GONE = re.compile(
-    r"\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly"
-)
-# The kernel refused to start a process or thread: EAGAIN, in the words of Python, C++ and OpenBLAS.
-_REFUSED = re.compile("can't start new thread|Resource temporarily unavailable|pthread_create")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
@@ -91,16 +64,23 @@ class Link(NamedTuple):
         return f"{name}: {message}" if message else name
 
 
-class End(NamedTuple):
-    """The report of a rank that ends, or a thread that fails, with an exception (describe.py).
+class Exit(NamedTuple):
+    """How a rank, or a thread of it, has ended, and what else its host knows of that.
 
-    `exit_code` is negative for a signal. `notes` are further facts in words: a killed child, a
-    shortage (shortage.py).
+    `exit_code` is negative for a signal. What raised comes with its exceptions (describe.py, read).
+    A rank that was killed, or called os._exit, has none. `notes` are further facts in words: a
+    killed child, a shortage (clues.py).
     """
 
     exit_code: int
-    chain: tuple[Link, ...]
-    notes: tuple[str, ...]
+    chain: Sequence[Link] = ()
+    notes: Sequence[str] = ()
+    recorded: str = ""  # what the kernel's counters show
+    broken: str = ""  # hardware
+    words: str = ""  # its last output: why it was aborted, or the last line if it exited
+    place: str = ""  # where it crashed: `load, data.py:88`
+    frames: str = ""  # the calls there, as a traceback shows them
+    at: str = ""  # the time of day of a crash
 
 
 def read(chain: Sequence[Link]) -> tuple[Link, ...]:
@@ -162,39 +142,9 @@ def is_secondary(links: Sequence[Link]) -> bool:
 
     Such are errors that only collectives raise, and connections that broke where ranks talk to each
     other: in torch or multiprocessing. In a download or a database driver it is the rank's own
-    failure. So is a broken GPU, whoever reports it.
+    failure.
     """
-    return not hardware(links) and any(_is_of_another_rank(link) for link in links)
-
-
-def hardware(links: Sequence[Link]) -> str:
-    """Return which hardware CUDA or NVML reports as broken in any of these; "" if none."""
-    said = [f"{link.exception}: {link.message}" for link in links]
-    for what, text in _BROKEN_HARDWARE.items():
-        if any(map(text.search, said)):
-            return what
-    return ""
-
-
-def may_be_killed(links: Sequence[Link]) -> bool:
-    """Tell whether any of these reports that a process was killed, or may have been.
-
-    They do not say by whom: the kernel's counters do (cgroups.oom_kills).
-    """
-    return any(
-        _KILLED.search(link.message) or _GONE.search(link.message) or _has_lost_child(link)
-        for link in links
-    )
-
-
-def may_lack_processes(links: Sequence[Link]) -> bool:
-    """Tell whether any of these may come from a process or thread that could not be started."""
-    return any(_REFUSED.search(link.message) for link in links)
-
-
-def _has_lost_child(link: Link) -> bool:
-    """Tell whether a connection of multiprocessing, as a data loader's to its worker, broke."""
-    return link.exception in _BROKEN and "/multiprocessing/" in _raised_in(link.frames)
+    return any(_is_of_another_rank(link) for link in links)
 
 
 def _is_of_another_rank(link: Link) -> bool:

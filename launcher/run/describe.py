@@ -1,6 +1,6 @@
 """Describes the exception that ends a rank, in what raised.py reads.
 
-Loaded by rank.py, in the script's process: it imports no module of ours, and side effects of the
+Loaded by rank.py, in the script's process: it imports clues.py, and side effects of the
 script's own exceptions, when their attributes are read, must not change how the script ends.
 """
 
@@ -28,25 +28,25 @@ _WALK = 10_000  # exceptions to walk through for its end
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
 _SIGNALS = {one.value: f"{one.name} (signal {one.value})" for one in signal.Signals}
 _TO_DIE = 0.2  # s between the end of a process's connections and its own end
+_RUN = os.path.dirname(__file__)
+_OURS = (_RUN, os.path.join(os.path.dirname(_RUN), "warm"))
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
 
-def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackType | None:
+def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback without its first frames, those of rank.py and of what runs it."""
-    run = os.path.dirname(rank)
-    ours = run, os.path.join(os.path.dirname(run), "warm")
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) in ours:
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) in _OURS:
         trace = trace.tb_next
     return trace
 
 
-def end(error: BaseException, rank: str) -> dict[str, Any]:
+def end(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    `rank` is the path of rank.py, whose frames are left out. The result is a raised.End, without
-    notes if the exit code is 0.
+    The result has fields of raised.Exit; its clues (clues.behind) are empty if the exit code is 0.
     """
-    exit_code, chain, notes = 1, list[dict[str, str]](), list[str]()
+    found: dict[str, Any] = {"chain": [], "notes": [], "counted": [], "broken": ""}
+    exit_code = 1
     try:
         if isinstance(error, SystemExit):
             code = 0 if error.code is None else error.code
@@ -56,47 +56,49 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
         elif type(error) is KeyboardInterrupt:
             exit_code = -signal.SIGINT
         links = came_from(error)
-        chain = [described(link, how, rank) for link, how in links]
+        errors = [link for link, _ in links]
+        found["chain"] = [described(link, how) for link, how in links]
         if exit_code:
-            text = "\n".join(f"{link['exception']}: {link['message']}" for link in chain)
-            notes = killed(error)
-            notes += _shortage(rank).behind(text, [link for link, _ in links])
+            is_broken = any(map(_is_broken_connection, errors))
+            found["notes"] = killed() if is_broken else []
+            text = "\n".join(f"{link['exception']}: {link['message']}" for link in found["chain"])
+            clues = _load_clues().behind(text, errors)
+            clues["counted"] += ["memory"] * is_broken
+            notes = [note[:_NOTE] for note in (*found["notes"], *clues["notes"])]
+            found |= {**clues, "notes": notes}
     except Exception:
         pass  # a property that raises, no memory left: then the exit code must suffice
-    return {"exit_code": exit_code, "chain": chain, "notes": [note[:_NOTE] for note in notes]}
+    return {"exit_code": exit_code, **found}
 
 
-def _shortage(rank: str) -> Any:
-    path = os.path.join(os.path.dirname(rank), "shortage.py")
-    spec = importlib.util.spec_from_file_location("shortage", path)
+def _load_clues() -> Any:
+    spec = importlib.util.spec_from_file_location("clues", os.path.join(_OURS[0], "clues.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def killed(error: BaseException) -> list[str]:
+def killed() -> list[str]:
     """Return that a process of multiprocessing was killed, in words, if one was.
 
-    Only for an exception from multiprocessing about a broken connection. The process is not reaped:
-    the script must do that. A process that SIGTERM has ended does not count: somebody ended it.
+    To be called if a connection to one broke. The process is not reaped: the script must do that. A
+    process that SIGTERM has ended does not count: somebody ended it.
     """
-    try:
-        by = time.monotonic() + _TO_DIE
-        while any(_is_broken_connection(one) for one, _ in came_from(error)):
+    by = time.monotonic() + _TO_DIE
+    with contextlib.suppress(Exception):  # an unknown version of Python
+        while True:
             modules = map(sys.modules.get, _MULTIPROCESSING)
-            children = [one for module in modules for one in getattr(module, "_children", ())]
-            for one in children:
-                number = _killed_by(one._popen)
+            children = [child for module in modules for child in getattr(module, "_children", ())]
+            for child in children:
+                number = _killed_by(child._popen)
                 if number not in (0, signal.SIGTERM):
                     how = _SIGNALS.get(number, f"signal {number}")
-                    name = f"{str(one.name)[:_NAME]} (pid {one._popen.pid})"
+                    name = f"{str(child.name)[:_NAME]} (pid {child._popen.pid})"
                     return [f"its child process {name} was killed by {how}"]
             if not children or time.monotonic() >= by:
                 break
             time.sleep(0.01)
-    except Exception:
-        pass  # an unknown version of Python
     return []
 
 
@@ -154,7 +156,7 @@ def _origins(error: BaseException) -> list[tuple[BaseException, str]]:
     return [(one, how) for one, how in found if one is not None]
 
 
-def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
+def described(error: BaseException, how: str) -> dict[str, str]:
     """Return one exception of a chain, as the fields of raised.Link."""
     inner = members(error)
     message = text_of(error)
@@ -162,11 +164,11 @@ def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
         inside = "; ".join(f"{name_of(one)}: {text_of(one)[:300]}" for one in inner)
         message = f"{message[:_BEGIN]}: {inside}"
     if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
-        message = printed(error)
+        message = ""  # its output may say more (clues.py)
     return {
         "exception": "" if isinstance(error, SystemExit) else name_of(error),
         "message": message,
-        "frames": frames_of(inner[0], rank) or frames_of(error, rank),
+        "frames": frames_of(inner[0]) or frames_of(error),
         "how": how,
     }
 
@@ -209,34 +211,10 @@ def cut(text: str) -> str:
     return text if len(text) <= _BEGIN + _END else f"{text[:_BEGIN]} ... {text[-_END:]}"
 
 
-def frames_of(error: BaseException, rank: str) -> str:
+def frames_of(error: BaseException) -> str:
     """Return an exception's innermost frames, as a traceback prints them."""
     try:
-        lines = "".join(
-            traceback.format_tb(own_frames(error.__traceback__, rank), -50)
-        ).splitlines()
+        lines = "".join(traceback.format_tb(own_frames(error.__traceback__), -50)).splitlines()
     except Exception:  # a loader of the script cannot show its source
         return ""
     return "\n".join(line[:_LINE] for line in lines)[-_FRAMES:]
-
-
-def printed(error: SystemExit) -> str:
-    """Return a library's own message before it ended the script, "" if there is none."""
-    try:
-        if hasattr(error, "trace"):
-            return cut(str(error.trace.elements[-1].ErrorAsStr()))  # fire.core.FireExit
-        trace = error.__traceback__
-        while trace is not None:
-            names = trace.tb_frame.f_locals
-            where = (trace.tb_frame.f_globals.get("__name__"), trace.tb_frame.f_code.co_name)
-            if where == ("argparse", "exit"):
-                return cut(str(names.get("message") or ""))
-            if where == ("click.core", "main") and isinstance(
-                names.get("report"), types.MethodType
-            ):
-                # Version 8.5; version 8.1 exits while it handles the exception.
-                return cut(str(names["report"].__self__.format_message()))
-            trace = trace.tb_next
-    except Exception:
-        pass  # other versions may have other names
-    return ""

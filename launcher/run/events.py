@@ -13,8 +13,7 @@ from launcher.errors import Disposition
 from launcher.peers.events import Time as Time
 from launcher.peers.messages import FromMember
 from launcher.result.causes import Failure
-from launcher.result.raised import Link
-from launcher.watch.stacks import Calls
+from launcher.result.raised import Exit
 
 # Events.
 
@@ -76,10 +75,7 @@ class RankExits(NamedTuple):
     """A rank reports why it ends, and its exit code if no sys.excepthook chooses another."""
 
     rank: int
-    exit_code: int  # negative: by this signal
-    chain: Sequence[Link]  # its exceptions, from raised.read
-    notes: tuple[str, ...] = ()  # further facts (raised.End)
-    recorded: str = ""  # a possible cause by the kernel's counters: an out-of-memory kill
+    end: Exit
 
 
 class ThreadRaised(NamedTuple):
@@ -87,9 +83,7 @@ class ThreadRaised(NamedTuple):
 
     rank: int
     thread: str  # its name
-    chain: Sequence[Link]  # not empty
-    notes: tuple[str, ...] = ()  # as of RankExits
-    recorded: str = ""
+    end: Exit
 
 
 class ScriptEnded(NamedTuple):
@@ -106,13 +100,8 @@ class RankEnded(NamedTuple):
     """A rank's process has ended; `response` is its reaction to the signal that it got, if any."""
 
     rank: int
-    exit_code: int  # negative: by this signal
+    end: Exit
     response: Disposition | None = None
-    notes: tuple[str, ...] = ()  # further facts from its keeper
-    recorded: str = ""  # as in RankExits; after a SIGKILL also that there was no such kill
-    calls: Calls = ()  # where it crashed, if it did
-    at: str = ""  # the time of day of a crash
-    said: str = ""  # its last output: why it was aborted, or the last line if it exited
 
 
 class KeeperCleared(NamedTuple):

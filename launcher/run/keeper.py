@@ -13,7 +13,7 @@ The launcher and the keeper talk in lines of JSON, in order:
     said: what the script's process says          ask: passed on to the script's process
     wrote: a line of faulthandler's               leave: an exit code
     left: pids, seconds; ending: pids
-    ended: attempt, code, response, crash, tail, notes
+    ended: attempt, code, response, crash, and what clues.py says
     cleared: number, survivors
     lost: what was killed
     log: a line
@@ -60,9 +60,9 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are stuck in the kernel
 _AGAIN_SECONDS = 0.2  # between two kills of leftovers, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline, leftovers of the script get SIGTERM
-_LAST_LINE = 2000  # characters of a script's output that hold its last line
 _CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script's end
 _PRCTL = ctypes.CDLL(None).prctl
+NO_CLUES = {"words": "", "notes": [], "counted": [], "broken": ""}
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
 
@@ -234,9 +234,8 @@ class Keeper:
         rank = self._environ["RANK"]
         line = f"rank {rank} cannot be started ({error.strerror}); raise ulimit -u, or ulimit -n."
         self._launcher.send({"log": line})
-        ended = {"attempt": self._attempt, "code": 126, "response": "", "crash": "", "tail": ""}
-        ended["notes"] = []
-        self._launcher.send({"ended": ended})
+        ended = {"attempt": self._attempt, "code": 126, "response": "", "crash": ""}
+        self._launcher.send({"ended": {**ended, **NO_CLUES}})
 
     def _use(self, stderr: int) -> None:
         """Use the launcher's stderr instead of torchrun's, unless the user has redirected that."""
@@ -384,9 +383,7 @@ class Keeper:
         crash = os.pread(self._crash, READ, max(0, size - READ)).decode(errors="replace")
         ended = {"attempt": self._attempt, "code": code, "response": self._response}
         ended["crash"] = crash if code < 0 else ""
-        ended["tail"] = tail if code == -signal.SIGABRT else tail[-_LAST_LINE:] if code > 0 else ""
-        said = {-signal.SIGBUS: "SIGBUS", -signal.SIGABRT: tail}.get(code, "")
-        ended["notes"] = _notes(said) if said else []
+        ended |= NO_CLUES if self._signal or not code else _clues(code, tail)
         self._launcher.send({"ended": ended})
         # It died without saving, and may have started a process that can save. Python's own handler
         # of SIGINT saves nothing.
@@ -445,19 +442,19 @@ class Keeper:
             self._leave(1)
 
 
-def _notes(said: str) -> list[str]:
-    """Return the shortages that may have caused a death (shortage.py).
+def _clues(code: int, output: str) -> dict[str, Any]:
+    """Return what may explain a process's end (clues.py).
 
     Import that only here: it needs modules that no keeper needs at its start.
     """
     sys.path.insert(0, HERE)
     try:
-        import shortage  # type: ignore[import-not-found]  # beside this file
+        import clues  # type: ignore[import-not-found]  # beside this file
 
-        found: list[str] = shortage.behind(said)
+        found: dict[str, Any] = clues.of_process(code, output)
         return found
     except Exception:  # report nothing that could not be read
-        return []
+        return NO_CLUES
     finally:
         sys.path.remove(HERE)
 

@@ -18,15 +18,14 @@ from typing import Any
 from launcher.errors import Disposition
 from launcher.host.cgroups import risen
 from launcher.host.system import System
-from launcher.result.last_words import last_line, last_words
-from launcher.result.raised import End, Link, may_be_killed, may_lack_processes, read
+from launcher.result.raised import Exit, Link, read
 from launcher.run import events
 from launcher.text import wire
 from launcher.text.protocol import Lines, decoded, encoded, send
-from launcher.text.words import plural, printable, signal_name
+from launcher.text.words import plural, printable
 from launcher.watch.host import Watch
 from launcher.watch.overview import StacksRequest
-from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _MOST_IGNORED = 20  # invalid messages that the log shows
@@ -231,42 +230,36 @@ class Keepers:
             self.watch.script_ended(pid, now)
             return events.ScriptEnded(rank, bool(message.get("alone")))
         elif "end" in message or "thread" in message:
-            code, links, notes = wire.read(End, message.get("end", message))
-            chain = read(links)
-            recorded = self._recorded(code, chain, notes)
-            if "end" in message:
-                self.watch.failed(pid, message.get("groups"))
-                return events.RankExits(rank, code, chain, notes, recorded)
-            thread = events.ThreadRaised(rank, str(message["thread"]), chain, notes, recorded)
-            return thread if chain else None
+            groups, message = message.get("groups"), message.get("end", message)
+            links = read(wire.read(tuple[Link, ...], message["chain"]))
+            end = self._end(int(message["exit_code"]), message)._replace(chain=links)
+            if "thread" in message:
+                return events.ThreadRaised(rank, str(message["thread"]), end) if links else None
+            self.watch.failed(pid, groups)
+            return events.RankExits(rank, end)
         return None
 
-    def _ended(self, rank: int, end: Mapping[str, Any]) -> events.RankEnded:
+    def _ended(self, rank: int, message: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
-        code = int(end["code"])
-        response = Disposition(end["response"]) if end["response"] else None
-        is_abort = code == -signal.SIGABRT
-        tail = str(end["tail"])
-        said = last_words(tail) if is_abort else last_line(tail) if code > 0 else ""
-        notes = tuple(map(str, end["notes"])) if said or not is_abort else ()
-        recorded = self._recorded(code, (Link(message=said),))
+        code = int(message["code"])
+        response = Disposition(message["response"]) if message["response"] else None
+        end = self._end(code, message)._replace(words=str(message["words"]))
         if code == -signal.SIGKILL:
-            recorded = recorded or "no out-of-memory kill was recorded"
-        event = events.RankEnded(rank, code, response, notes, recorded, said=said)
+            end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
         self._pids.pop(rank, None)
         if code and -code in CRASHES:
-            calls = crash_in(str(end["crash"]), -code)
-            return event._replace(calls=calls, at=self._system.time_of_day())
-        return event
+            calls = crash_in(str(message["crash"]), -code)
+            end = end._replace(place=place(calls), frames=frames_of(calls))
+            end = end._replace(at=self._system.time_of_day())
+        return events.RankEnded(rank, end, response)
 
-    def _recorded(self, code: int, chain: Sequence[Link], notes: Sequence[str] = ()) -> str:
-        """Return the kernel's counts since the start that may explain an end."""
-        is_sure = any(note.endswith(signal_name(signal.SIGKILL)) for note in notes)
-        is_killed = is_sure or code in _OF_A_KILL or may_be_killed(chain)
-        oom = self.oom() if is_killed else ""
-        if oom or not may_lack_processes(chain):
-            return oom
-        return risen(self._counted, self._system.refused_processes())
+    def _end(self, code: int, message: Mapping[str, Any]) -> Exit:
+        """Return an end with what may explain it (clues.py), and the kernel's counts of that."""
+        notes, counted = map(str, message["notes"]), message["counted"]
+        recorded = self.oom() if code in _OF_A_KILL or "memory" in counted else ""
+        if not recorded and "processes" in counted:
+            recorded = risen(self._counted, self._system.refused_processes())
+        return Exit(code, (), tuple(notes), recorded, str(message["broken"]))
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""

@@ -37,7 +37,7 @@ from typing import Any, Callable
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, of_rank, stopped
+from launcher.result.causes import Cause, Failure, stopped
 from launcher.run import events, ranks, stops, summary
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
@@ -368,7 +368,7 @@ def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note a rank's event; its failure may count, or its success may complete this host's."""
     said: Actions = ()
-    if isinstance(event, events.RankEnded) and event.exit_code == -signal.SIGKILL:
+    if isinstance(event, events.RankEnded) and event.end.exit_code == -signal.SIGKILL:
         state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
@@ -410,9 +410,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
     actions: Actions = ()
     for rank in counting:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(counts=True)})
-        assert rank.failure
-        age = now - began - rank.failure.time
-        failed = _failed(state, of_rank(rank.failure, host), age)
+        failed = _failed(state, ranks.failure(rank, host), now - began - rank.failed_at)
         actions += (*_report_successes(state, now), *failed)
     return state, actions
 
@@ -472,8 +470,8 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
         return _report_failure(state, phase, rank, now)
     if rank.response is None:  # nothing else logs it
         return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
-    if rank.failure and not stops.is_end_of_stop(rank.exit_code, number):
-        line = of_rank(rank.failure, state.job.current_host).headline
+    if rank.end and not stops.is_end_of_stop(rank.exit_code, number):
+        line = ranks.failure(rank, state.job.current_host).headline
         return (Log(f"during the stop: {line}."),)
     return ()
 
@@ -481,14 +479,14 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
 def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Report a rank that failed before it could be ended, or broken hardware."""
     is_none = rank.counts or rank.exit_code == 0  # a hook may end a rank with 0
-    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or is_none:
+    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.end or is_none:
         return ()
-    failure = of_rank(rank.failure, state.job.current_host)
+    failure = ranks.failure(rank, state.job.current_host)
     if rank.response is not None:
         if not failure.broken:
             return ()
         failure = failure._replace(cause=Cause.SECONDARY, may_restart=False)
-    age = now - state.times.attempt - rank.failure.time
+    age = now - state.times.attempt - rank.failed_at
     return _failed(state, failure, age)
 
 

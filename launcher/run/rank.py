@@ -102,7 +102,7 @@ def connect(describe: types.ModuleType) -> tuple[Send, Failed, Callable[[], None
         keeper = KeeperConnection(says)
     except OSError:  # PYTHON_EXEC's program has closed it
         return nobody
-    load(beside("unseen.py")).begin(crash, keeper.send, describe, __file__)
+    load(beside("unseen.py")).begin(crash, keeper.send, describe)
     if not watcher:
         return keeper.send, nobody[1], lambda: keeper.send({"script_ended": True})
     replier = load(watcher).begin(keeper)
@@ -200,10 +200,9 @@ def wrap_hook(describe: types.ModuleType) -> None:
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return  # the script has deleted it; Python reports that
-    here = __file__  # an exit handler may fail after Python has cleared this module
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        trace = describe.own_frames(trace, here)
+        trace = describe.own_frames(trace)
         hook(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = show
@@ -225,7 +224,7 @@ def main() -> None:
         prepare = script_code if kind == "script" else module_code
         exec(prepare(module, target), module.__dict__)
     except BaseException as error:
-        end = describe.end(error, __file__)
+        end = describe.end(error)
         if end["exit_code"]:
             more = failed(error)
             end["notes"] = [*end["notes"], *more.pop("notes", ())]

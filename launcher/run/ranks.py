@@ -8,9 +8,10 @@ from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
 from launcher.peers.messages import RanksSucceeded
-from launcher.result.causes import Aside, RankFailure
+from launcher.result.causes import Aside, Cause, Failure, cause_of, of_rank
+from launcher.result.raised import Exit
 from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
-from launcher.watch import stacks
+from launcher.text.words import named_rank
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _MOST_ENDS = 1000  # of one message, at most
@@ -22,7 +23,7 @@ EXIT_SECONDS = 5.0
 class Rank(NamedTuple):
     """One rank in an attempt.
 
-    `pid` is the script's process, 0 before its start; `failure` is the rank's failure, if any;
+    `pid` is the script's process, 0 before its start; `end` is how the rank failed, if it has;
     `exit_code` is that of its process (negative for a signal), None while it runs.
     Times are in seconds since the attempt's start.
     """
@@ -30,7 +31,8 @@ class Rank(NamedTuple):
     rank: int
     local_rank: int
     pid: int = 0
-    failure: RankFailure | None = None
+    end: Exit | None = None
+    failed_at: float = math.inf
     exit_code: int | None = None
     counts: bool = False  # its failure has been reported to the coordinator
     response: Disposition | None = None  # to the signal that was sent to it; None if none was
@@ -60,38 +62,25 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
     elif isinstance(event, ThreadRaised):
         rank = rank._replace(threads=(*_lately(rank, time), (time, event)))
     elif isinstance(event, RankExits):
-        failure = _failure(rank, event, event.exit_code, time)
-        failure = failure._replace(chain=event.chain, said=True)
-        rank = rank._replace(failure=failure)
+        rank = rank._replace(end=event.end, failed_at=time)
     elif isinstance(event, ScriptEnded):
         rank = rank._replace(script_ended_at=time, alone=event.alone)
     else:
-        rank = _with_exit_code(rank._replace(ended_at=time, response=event.response), event, time)
+        exit_code = event.end.exit_code
+        rank = rank._replace(exit_code=exit_code, response=event.response, ended_at=time)
+        if rank.end is None and exit_code:
+            rank = rank._replace(end=event.end, failed_at=time)
+        # It said 1 and died of a signal: it was killed, or crashed, while it exited (torch's
+        # threads cause some such crashes). What it reported stays the cause, with its exit code.
+        elif rank.end and exit_code >= 0:
+            end = rank.end._replace(exit_code=exit_code, words=event.end.words)
+            rank = rank._replace(end=end)
     return {**ranks, rank.rank: rank}
 
 
 def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
     """Return the ranks with the places that they have reported."""
     return {number: rank._replace(place=places.get(number, "")) for number, rank in ranks.items()}
-
-
-def _with_exit_code(rank: Rank, event: RankEnded, time: float) -> Rank:
-    """Return a rank whose process has ended with this exit code."""
-    exit_code = event.exit_code
-    rank = rank._replace(exit_code=exit_code)
-    if rank.failure is None:
-        if exit_code == 0:
-            return rank
-        failure = _failure(rank, event, exit_code, time)
-        place, frames = stacks.place(event.calls), stacks.frames_of(event.calls)
-        failure = failure._replace(place=place, frames=frames, at=event.at, last_words=event.said)
-        return rank._replace(failure=failure)
-    # It said 1 and died of a signal: it was killed, or crashed, while it exited (torch's threads
-    # cause some such crashes). What it reported stays the cause, with its exit code.
-    if exit_code >= 0:
-        failure = rank.failure._replace(exit_code=exit_code, last_words=event.said)
-        return rank._replace(failure=failure)
-    return rank
 
 
 def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
@@ -118,7 +107,7 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one
     that is not secondary and may still count, so that they are reported in order.
     """
-    failed = [(rank.failure.time, rank) for rank in ranks.values() if rank.failure]
+    failed = [(rank.failed_at, rank) for rank in ranks.values() if rank.end]
     counting: list[Rank] = []
     wait = math.inf
     for at, rank in sorted(failed, key=lambda one: one[0]):
@@ -128,26 +117,20 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
             counting.append(rank)
             continue
         wait = min(wait, at + patience)
-        if rank.failure and not rank.failure.is_secondary:
+        if rank.end and cause_of(rank.end) is Cause.OWN:
             break
     return counting, wait
 
 
-def _failure(rank: Rank, event: RankExits | RankEnded, exit_code: int, time: float) -> RankFailure:
-    failure = RankFailure(
-        rank.rank,
-        rank.local_rank,
-        exit_code,
-        time=time,
-        notes=event.notes,
-        recorded=event.recorded,
-        after_script=rank.script_ended_at < math.inf,
-    )
-    for at, thread in _lately(rank, time)[:1]:  # later ones may follow from it
-        aside = Aside(thread.thread, thread.chain, time - at, thread.notes)
-        failure = failure._replace(aside=aside, recorded=event.recorded or thread.recorded)
-    return failure
+def failure(rank: Rank, host: str) -> Failure:
+    """Return the failure of a rank that has failed."""
+    assert rank.end
+    at, aside = rank.failed_at, None
+    for since, thread in _lately(rank, at)[:1]:  # later ones may follow from it
+        aside = Aside(thread.thread, thread.end, at - since)
+    who, is_after = named_rank(host, rank.rank, rank.local_rank), rank.script_ended_at <= at
+    return of_rank(who, rank.rank, rank.end, at, aside, after_script=is_after)
 
 
 def _lately(rank: Rank, time: float) -> tuple[tuple[float, ThreadRaised], ...]:
-    return tuple((at, one) for at, one in rank.threads if time - at <= _RELATED_SECONDS)
+    return tuple(one for one in rank.threads if 0 <= time - one[0] <= _RELATED_SECONDS)

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Iterable
 
 from launcher.errors import Disposition
-from launcher.result.causes import of_rank
-from launcher.run.ranks import Rank
+from launcher.result.causes import Cause, cause_of
+from launcher.run.ranks import Rank, failure
 from launcher.text.words import plural
 
 
@@ -52,14 +52,14 @@ def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:
     Not ranks that got the stopper's signal, too, nor consequences of other ranks' ends.
     """
     failed = [
-        rank.failure
+        rank
         for rank in ended
-        if rank.failure
-        and not rank.failure.is_secondary
+        if rank.end
+        and cause_of(rank.end) is Cause.OWN
         and not (rank.exit_code is None or is_end_of_stop(rank.exit_code, number))
     ]
     if not failed:
         return []
-    first, *others = sorted(failed, key=lambda failure: failure.time)
+    first, *others = sorted(failed, key=lambda rank: rank.failed_at)
     more = f", and {plural(len(others), 'rank')} more" if others else ""
-    return [f"before the stop: {of_rank(first, host).headline}{more}."]
+    return [f"before the stop: {failure(first, host).headline}{more}."]

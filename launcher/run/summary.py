@@ -32,7 +32,7 @@ def why_killed(state: State) -> list[str]:
     """Return why ranks are killed."""
     where = [rank for rank in state.alive if rank.place][:NAMED]
     lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
-    failed = [rank for rank in state.alive if rank.failure and rank.counts]
+    failed = [rank for rank in state.alive if rank.end and rank.counts]
     for rank in failed:
         grace = f"{state.grace(Why.FAILURE):g}"
         lines.append(

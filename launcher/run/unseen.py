@@ -10,9 +10,9 @@ harm the script.
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import fcntl
+import io
 import os
 import resource
 import signal
@@ -29,37 +29,6 @@ _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 
 
-class File:
-    """The file that faulthandler writes to; only faulthandler holds this object."""
-
-    def __init__(self, descriptor: int) -> None:
-        try:
-            # A script may close all descriptors. Without this one, a crash leaves no place. Files
-            # that it opens later get low numbers, so another file is unlikely to get a high
-            # one.
-            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
-            if soft < _FEW:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, soft - 16)
-            self.status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-    def flush(self) -> None:
-        """Do nothing; faulthandler needs this method."""
-
-    def close(self) -> None:
-        """Close the descriptor, if it is still this file's."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._descriptor), self.status):
-                os.close(self._descriptor)
-
-
 def write_crashes(descriptor: int) -> None:
     """Have faulthandler write where this process crashes, unless it already writes elsewhere.
 
@@ -70,7 +39,16 @@ def write_crashes(descriptor: int) -> None:
     if faulthandler.is_enabled():
         os.close(descriptor)
         return
-    file = File(descriptor)
+    # A script may close all descriptors. Without this one, a crash leaves no place. Files that it
+    # opens later get low numbers, so another file is unlikely to get a high one.
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    high = min(soft if soft != resource.RLIM_INFINITY else _LAST, _LAST) - 16
+    if high < _FEW:
+        os.close(descriptor)
+        return
+    # Only faulthandler holds this object, until the script gives it another.
+    file = io.FileIO(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, high), "w", closefd=False)
+    os.close(descriptor)
     # Only of the crashing thread: other threads keep running. From Python 3.14 on faulthandler
     # would also call C's backtrace(), which may wait for ever for malloc's lock.
     options: dict[str, Any] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
@@ -78,22 +56,18 @@ def write_crashes(descriptor: int) -> None:
     is_ours = weakref.ref(file)
 
     def disable() -> None:
-        file = is_ours()
-        if file is None:
+        if is_ours() is None:
             return
         handlers = {number: signal.getsignal(number) for number in _CRASHES}
         faulthandler.disable()  # it restores the previous handlers
         for number, handler in handlers.items():
             if handler is not None and handler is not signal.SIG_DFL:
                 signal.signal(number, handler)
-        file.close()
 
     os.register_at_fork(after_in_child=disable)
 
 
-def report_threads(
-    send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
-) -> None:
+def report_threads(send: Callable[[dict[str, Any]], None], describe: types.ModuleType) -> None:
     """Report exceptions of other threads, and still show them as before.
 
     A hook that the script sets later replaces this one, unless it calls it: then the script decides
@@ -110,20 +84,15 @@ def report_threads(
             if now - reported_at >= _SELDOM and not issubclass(args.exc_type, SystemExit):
                 reported_at = now
                 name = str(args.thread.name)[:_NAME] if args.thread else ""
-                send({"thread": name, **describe.end(args.exc_value, rank)})
+                send({"thread": name, **describe.end(args.exc_value)})
         hook(args)
 
     threading.excepthook = show
 
 
-def begin(
-    crash: int, send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
-) -> None:
-    """Watch for crashes and threads' exceptions, as far as possible.
-
-    `crash` is the keeper's file, `rank` the path of rank.py.
-    """
+def begin(crash: int, send: Callable[[dict[str, Any]], None], describe: types.ModuleType) -> None:
+    """Watch for crashes and threads' exceptions, if possible; `crash` is the keeper's file."""
     with contextlib.suppress(Exception):
         write_crashes(crash)
     with contextlib.suppress(Exception):
-        report_threads(send, describe, rank)
+        report_threads(send, describe)

@@ -158,7 +158,8 @@ class Keeper(Process):
         if self.acts and child is self.script:
             code = child.exit_code
             about = {"attempt": child.attempt, "code": code, "response": self._response}
-            self._pipe.say({"ended": {**about, "crash": "", "tail": "", "notes": []}})
+            clues = {"words": "", "notes": [], "counted": [], "broken": ""}
+            self._pipe.say({"ended": {**about, "crash": "", **clues}})
             died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
             if died and (self._response != "handles" or self._signal == signal.SIGINT):
                 self._signal_group()

@@ -15,9 +15,9 @@ from launcher.run import events
 FIELDS: dict[type, tuple[str, ...]] = {
     events.KeeperJoined: ("local_rank", "nproc"),
     events.RankRuns: (),
-    events.RankExits: ("exit_code",),
+    events.RankExits: (),
     events.ScriptEnded: (),
-    events.RankEnded: ("exit_code", "response"),
+    events.RankEnded: ("response",),
     events.KeeperCleared: ("number", "survivors"),
     events.KeeperLost: ("is_gone",),
     events.Signal: ("number",),
@@ -36,8 +36,10 @@ def lives(heard: Iterable[tuple[Any, str]]) -> dict[Any, list[Any]]:
         whose = getattr(event, "rank", type(event).__name__)
         what = {name: getattr(event, name) for name in FIELDS[type(event)]}
         life = found.setdefault(whose, [])
+        if isinstance(event, (events.RankExits, events.RankEnded)):
+            what["exit_code"] = event.end.exit_code
         if isinstance(event, events.RankExits):
-            what["chain"] = [link.exception for link in event.chain]
+            what["chain"] = [link.exception for link in event.end.chain]
         elif isinstance(event, events.RankEnded) and "RankExits" in [one for one, _ in life]:
             # The job's end may reach a rank's keeper before what the rank says, or after it.
             del what["response"]

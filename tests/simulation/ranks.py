@@ -223,7 +223,9 @@ class Rank(Process):
         if self.runs and not self.waits_for_kernel(self._raise, said, chain, code, later):
             self.is_dying = True
             links = [link._asdict() for link in chain]
-            self._say(end={"exit_code": said, "chain": links, "notes": []})
+            broken = "an uncorrectable ECC error" if ECC.message in str(links) else ""
+            clues = {"notes": [], "counted": [], "broken": broken}
+            self._say(end={"exit_code": said, "chain": links, **clues})
             self.clock.after(max(later, 0.01), self.end, code)
 
     # Signals

@@ -1,0 +1,340 @@
+"""What the words of an error point to: full volumes, limits, killed processes, hardware."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LAUNCHER, RANK, run_as_rank
+from network import in_namespaces
+
+from launcher.run import clues
+
+# Mounts a tmpfs of these options at a folder, runs a command, and shows the failure file.
+ON_A_VOLUME = """
+mount -t tmpfs -o "$1" volume "$2" && mkdir "$2/output"; folder=$2; shift 2
+"$@"; code=$?; ls "$folder/output"; cat "$folder/output/failure"; exit $code
+"""
+
+
+@pytest.fixture
+def on_volume(start, tmp_path):
+    """Run a job to its end whose output folder is on a volume: its first host, exit code 1."""
+
+    def run(options, *args, **environ):
+        folder = tmp_path / "volume"
+        folder.mkdir()
+        in_it = ["unshare", "--mount", "sh", "-c", ON_A_VOLUME, "sh", options, str(folder)]
+        output = str(folder / "output")
+        host = start(*args, command=[*in_it, *LAUNCHER], SM_OUTPUT_DIR=output, **environ)
+        assert host.wait() == 1, host.log()
+        return host
+
+    return run
+
+
+FILLS = """
+with open("volume/checkpoint.pt", "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(4096))
+"""
+FILLS_INODES = """
+for number in range(1000):
+    open(f"volume/{number}", "w").close()
+"""
+
+
+@in_namespaces
+@pytest.mark.parametrize(
+    ("options", "text", "says"),
+    [
+        ("size=1m", FILLS, "volume is full (0 of 1 MiB free)\n"),
+        ("nr_inodes=20", FILLS_INODES, "volume is full (0 of 20 inodes free)\n"),
+    ],
+    ids=["space", "inodes"],
+)
+def test_a_volume_that_ranks_have_filled_is_in_the_failure_file_on_it(
+    on_volume, script, options, text, says
+):
+    host = on_volume(options, "--train-script", script(text))
+    assert host.out.startswith(
+        "failure\nlocalhost, rank 0 (local rank 0) failed with OSError: [Errno 28"
+    )
+    assert host.out.splitlines(keepends=True)[1].endswith(says), host.log()
+
+
+SMALL_SHM = "mount -t tmpfs -o size=16m shm /dev/shm; "
+KILLED_BY_BUS_ERROR = """
+from multiprocessing import shared_memory
+cache = shared_memory.SharedMemory(create=True, size=64 << 20)
+cache.buf[:] = bytes(64 << 20)
+"""
+
+
+@in_namespaces
+def test_behind_a_bus_error_is_how_little_shared_memory_there_is(start, script):
+    command = ["unshare", "--mount", "sh", "-c", f'{SMALL_SHM}exec "$@"', "sh", *LAUNCHER]
+    host = start("--train-script", script(KILLED_BY_BUS_ERROR), command=command)
+    assert host.wait() == 135, host.log()
+    assert "was killed by SIGBUS (signal 7) in " in host.failure
+    assert host.failure.splitlines()[0].endswith(
+        ("; /dev/shm is full (0 of 16 MiB free)", "; /dev/shm has only 16 MiB of 16 MiB free")
+    )
+
+
+@pytest.fixture
+def notes():
+    """Run a script as a rank beside a volume of 1 MiB; return what it notes at its end."""
+
+    def run(text, *prefix):
+        path = Path(os.environ["TMPDIR"]) / "script.py"  # where any user may read it
+        path.parent.chmod(0o755)
+        path.write_text(text)
+        mounts = "mkdir volume && mount -t tmpfs -o size=1m volume volume && chmod 777 volume"
+        in_it = ["unshare", "--mount", "bash", "-c", f'{mounts}; ulimit -u 60; exec "$@"', "bash"]
+        ran = run_as_rank([*in_it, *prefix, sys.executable, RANK, "script", str(path)])
+        (end,) = (message["end"] for message in ran.told if "end" in message)
+        return end["notes"]
+
+    return run
+
+
+FULL = "volume is full (0 of 1 MiB free)"
+FILL = "open('volume/x', 'wb').write(bytes(2 << 20))"
+TRIES = """
+try:
+    open('volume/x', 'wb').write(bytes(2 << 20))
+except OSError as error:
+    {}
+"""
+
+
+@in_namespaces
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        # Without a name; of the open file, by its relative path; behind other exceptions.
+        (FILL, FULL),
+        ("f = open('volume/x', 'wb', 0)\nwhile True: f.write(bytes(4096))", FULL),
+        ("import shutil\n" + TRIES.format("shutil.copy(__file__, 'volume/y')"), FULL),
+        ("import sys" + TRIES.format("sys.exit(1)"), FULL),
+        (TRIES.format("raise RuntimeError('not saved') from None"), FULL),
+        # There is some left, but not enough, or no more for this user.
+        (
+            "path = 'volume/x'\nraise OSError('Not enough free space to write 9 bytes')",
+            "volume has only 1 MiB of 1 MiB free",
+        ),
+        ("raise OSError(122, 'Disk quota exceeded', 'volume/x')", "volume is used up"),
+        # What does not come from it, on a volume that is full.
+        (TRIES.format("pass") + "raise ValueError('loss is nan')", ""),
+        ("import os\nos.remove('nothing')", ""),
+        ("raise OSError(28, 'inotify watch limit reached', '/proc')", ""),
+    ],
+    ids=range(10),
+)
+def test_the_volume_is_named_that_is_full_if_the_error_comes_from_it(notes, text, says):
+    found = notes(text)
+    assert [note.endswith(says) for note in found] == [True] * bool(says), found
+
+
+@in_namespaces
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import threading, time\nfor _ in range(99):\n"
+        "    threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "import subprocess\na = [subprocess.Popen(['sleep', '9']) for _ in range(99)]",
+    ],
+    ids=["threads", "processes"],
+)
+def test_the_limit_of_processes_is_named(notes, text):
+    user = str(23_000 + len(text))  # whose processes are counted, so each test has its own
+    (note,) = notes(text, "setpriv", "--reuid", user, "--clear-groups")
+    assert note == f"user {user} runs 60 of 60 processes and threads (ulimit -u)"
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """Return what an error with a text may come from, and what hardware is broken by it."""
+
+    def of_volumes(kinds, *_):
+        return [kind for kind in ("shared memory", "space", "allocation") if kind in kinds][:1]
+
+    monkeypatch.setattr(clues, "_of_volumes", of_volumes)
+    monkeypatch.setattr(clues, "_of_processes", lambda: ["processes"])
+
+    def run(text):
+        found = clues.behind(text)
+        return {*found["notes"], *found["counted"], found["broken"]} - {""}
+
+    return run
+
+
+CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
+WORKER = "RuntimeError: DataLoader worker (pid {}) {}"
+ECC, NVLINK = "an uncorrectable ECC error", "an uncorrectable NVLink error"
+SAYS = [
+    ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 5", "space"),
+    ("RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed", "space"),
+    ("RuntimeError: basic_ios::clear: iostream error", "space"),
+    ("OSError: 16000000 requested and 4096 written", "space"),
+    ("sqlite3.OperationalError: database or disk is full", "space"),
+    ("SafetensorError: I/O error: No space left on device (os error 28)", "space"),
+    (WORKER.format(7, "is killed by signal: Bus error. It"), "shared memory"),
+    ("RuntimeError: unable to write to file </torch_7_1>: No space left", "shared memory"),
+    ("Error while creating shared memory segment /dev/shm/nccl-x (size 9)", "shared memory"),
+    ("SIGBUS", "shared memory"),
+    ("RuntimeError: can't start new thread", "processes"),
+    ("std::system_error: Resource temporarily unavailable", "processes"),
+    # A process was killed, or may have been: whether a count rose decides.
+    (WORKER.format(7, "is killed by signal: Killed. "), "memory"),
+    ("RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", "memory"),
+    (WORKER.format(7, "exited unexpectedly with exit code 247. Det"), "memory"),
+    ("BrokenProcessPool: A process in the process pool was terminated abruptly while", "memory"),
+    ("TerminatedWorkerError: codes of the workers are {SIGKILL(-9), EXIT(1)}", "memory"),
+    ("ProcessExitedException: process 0 terminated with signal SIGKILL", "memory"),
+    ("CalledProcessError: Command 'x' died with <Signals.SIGKILL: 9>.", "memory"),
+    ("CalledProcessError: Command 'x' returned non-zero exit status 137.", "memory"),
+    ("ChildFailedError: rank : 0\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>", "memory"),
+    ("RuntimeError: One of the subprocesses has abruptly died during map operation.", "memory"),
+    ("ffmpeg returned with return code=-9", "memory"),
+    # As torch, NCCL, CuPy, Numba and NVML say it.
+    (f"torch.AcceleratorError: {CUDA.format('uncorrectable ECC error encountered')}", ECC),
+    ("NCCL error in: x.cpp:3\nCuda failure 214 'uncorrectable ECC error encountered'", ECC),
+    ("cupy_backends.CUDARuntimeError: cudaErrorECCUncorrectable: x", ECC),
+    (CUDA.format("uncorrectable NVLink error detected during the execution"), NVLINK),
+    ("E: CUDA_ERROR_NVLINK_UNCORRECTABLE", NVLINK),
+    ("ValueError: no batch\npynvml.NVMLError_GpuIsLost: GPU is lost", "a lost GPU"),
+    # What a restart may fix, and what is not said.
+    (f"torch.AcceleratorError: {CUDA.format('an illegal memory access was')}", ""),
+    ("torch.OutOfMemoryError: CUDA out of memory. GPU 0 has 79 GiB, 2 GiB is free", ""),
+    ("RuntimeError: connection to the parameter server's GPUs is lost", ""),
+    ("ValueError: ECC mode 3 is not known: uncorrectable", ""),
+    (WORKER.format(7, "is killed by signal: Segmentation fault. "), ""),
+    (WORKER.format(7, "exited unexpectedly with exit code 1. Det"), ""),
+    ("ProcessExitedException: process 0 terminated with signal SIGSEGV", ""),
+    ("CalledProcessError: Command 'x' died with <Signals.SIGTERM: 15>.", ""),
+    ("CalledProcessError: Command 'x' returned non-zero exit status 1.", ""),
+    ("ValueError: bad status 137 at 9, 247", ""),
+    ("KeyError: -9", ""),
+    ("RuntimeError: PytorchStreamReader failed reading zip archive: invalid header", ""),
+    ("RuntimeError: [enforce fail at inline_container.cc:588] . file not found: x", ""),
+    ("triton.OutOfResources: out of resource: shared memory, Required: 147456", ""),
+    ("ValueError: no space in the name", ""),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/psm_1'", ""),
+    ("ConnectionResetError: [Errno 104] Connection reset by peer", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), SAYS)
+def test_what_words_of_others_point_to(kinds, text, kind):
+    assert kinds(text) == {kind} - {""}
+
+
+WHAT = "terminate called after throwing an instance of 'c10::Error'\n  what():  "
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{WHAT}CUDA error: device-side assert triggered\nCUDA kernel errors might be\n\n"
+         "frame #0: c10::Error::Error()\n", "c10::Error: CUDA error: device-side assert triggered"),
+        (f"{WHAT}old\nline\n{WHAT}new  one\n", "c10::Error: new one"),
+        ("terminate called after throwing an instance of 'int'\n", "int"),
+        ("terminate called without an active exception\n",
+         "terminate called without an active exception"),
+        ("a\nmalloc(): corrupted top size\n", "malloc(): corrupted top size"),
+        ("free(): invalid pointer", "free(): invalid pointer"),
+        ("double free or corruption (!prev)\n", "double free or corruption (!prev)"),
+        ("*** stack smashing detected ***: terminated\n",
+         "*** stack smashing detected ***: terminated"),
+        ("python: a.c:10: main: Assertion `x > 0' failed.\n",
+         "a.c:10: main: Assertion `x > 0' failed."),
+        ("Fatal Python error: none_dealloc: deallocating None\nPython runtime state: initialized\n",
+         "Fatal Python error: none_dealloc: deallocating None"),
+        (f"{WHAT}bad\nFatal Python error: Aborted\n\nThread 0x1\n", "c10::Error: bad"),
+        # Of a data loader's worker, after which the rank has gone on.
+        (f"{WHAT}bad\nTraceback (most recent call last):\n  File x\nRuntimeError: Data\n", ""),
+        ("Fatal Python error: Aborted\n\nCurrent thread 0x1\n", ""),
+        ("the script says terminate called after throwing an instance of 'x'\n", ""),
+        ("use malloc() to get memory\n", ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_why_a_rank_was_aborted(text, words):
+    assert clues.last_words(text) == words
+
+
+CLICK = "Usage: a.py [OPTIONS]\nTry 'a.py --help' for help.\n\nError: Invalid value: 'x' is"
+FIRE = "ERROR: no value for the argument: n\nUsage: a.py N\n\nFor details, run:\n  a.py --help\n"
+OUTPUTS = [
+    # (exit code, the last output, what it says of the end)
+    (-signal.SIGABRT, f"step 1\n{WHAT}no file\n", "c10::Error: no file"),
+    (-signal.SIGSEGV, f"{WHAT}no file", ""),
+    (1, "step 1\rno license\n\n", "no license"),
+    (2, "usage: a.py [-h]\na.py: error: unrecognized arguments: --n\n", "a.py: error: unrec"),
+    (2, CLICK, "Error: Invalid value: 'x' is"),
+    (2, FIRE, "ERROR: no value for the argument: n"),
+    (1, "", ""),
+]
+
+
+@pytest.mark.parametrize(("code", "output", "words"), OUTPUTS)
+def test_what_the_last_output_says_of_an_end(code, output, words):
+    found = clues.of_process(code, output)
+    assert found["words"].startswith(words) and bool(found["words"]) is bool(words)
+    assert found["notes"] == found["counted"] == []
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    {}
+"""
+CHILD = "[sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)']"
+LOADER = """
+import os
+from torch.utils.data import DataLoader
+class Samples:
+    def __len__(self): return 4
+    def __getitem__(self, i): os.kill(os.getpid(), 9)
+list(DataLoader(Samples(), num_workers=1))
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KILLED.format("list(ProcessPoolExecutor(1).map(die, [1]))"),
+        KILLED.format(
+            f"try: subprocess.run({CHILD}, check=True)\n"
+            "    except Exception: raise SystemExit('no data') from None"
+        ),
+        pytest.param(LOADER, marks=pytest.mark.torch),
+    ],
+    ids=["pool", "subprocess", "data loader"],
+)
+def test_a_child_that_is_really_killed_is_told(script, text):
+    told = run_as_rank([sys.executable, RANK, "script", str(script(text))]).told
+    assert [one["end"]["counted"] for one in told if "end" in one] == [["memory"]]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("GLOO_SOCKET_IFNAME", "device.cc:84] ifa != nullptr. Unable to find address for: ^lo"),
+        ("NCCL_SOCKET_IFNAME", "Last error:\nBootstrap : no socket interface found"),
+    ],
+)
+def test_an_interface_that_is_not_there_comes_with_those_that_are(monkeypatch, variable, text):
+    monkeypatch.setattr(clues.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    assert clues.behind(text)["notes"] == ["this host's interfaces are lo, eth0"]
+    monkeypatch.setenv(variable, "^lo,docker")
+    (note,) = clues.behind(text)["notes"]
+    assert note == f"{variable} is '^lo,docker', and this host's interfaces are lo, eth0"
