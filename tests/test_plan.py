@@ -73,7 +73,9 @@ def job(*argv, cluster=TWO, environ=None):
 def flags(argv):
     """Return torchrun's options of a plan: {"--nnodes": "2", ...}."""
     return dict(
-        word.split("=", 1) for word in argv[argv.index(RUN) + 1 : argv.index("--no-python")]
+        word.split("=", 1)
+        for word in argv[argv.index(RUN) + 1 : argv.index("--no-python")]
+        if "=" in word
     )
 
 
@@ -353,27 +355,16 @@ def test_neuron_parallel_compile_runs_torchrun(tmp_path):
 
 
 ABSURD = ["", " ", "-5", "0", "x", "/proc/x", "::", "=", "nan", "1e300", "[]", "\udcff", "9" * 5000]
-VARIABLES = [
+PET = "LOG_DIR MAX_RESTARTS MODULE NNODES NO_PYTHON NPROC_PER_NODE RDZV_BACKEND RDZV_CONF "
+PET += "RDZV_ENDPOINT RDZV_ID RUN_PATH SHUTDOWN_TIMEOUT"
+VARIABLES = {
     *(f"LAUNCHER_{name.upper()}" for name in OPTIONS),
-    *(
-        f"PET_{name}"
-        for name in ("LOG_DIR", "MAX_RESTARTS", "NNODES", "NPROC_PER_NODE", "RDZV_CONF", "RDZV_ID")
-    ),
-    *(
-        "LOGLEVEL",
-        "PET_RDZV_BACKEND",
-        "PET_SHUTDOWN_TIMEOUT",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        "PET_MODULE",
-        "PET_NO_PYTHON",
-        "PET_RDZV_ENDPOINT",
-        "PET_RUN_PATH",
-        "OMP_NUM_THREADS",
-    ),
-]
+    *(f"PET_{name}" for name in PET.split()),
+    *("LOGLEVEL", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+}
 
 
-@pytest.mark.parametrize("variable", sorted({*VARIABLES}))
+@pytest.mark.parametrize("variable", sorted(VARIABLES))
 def test_no_value_makes_the_launcher_itself_fail(variable):
     """It is taken, or refused in one line, or left to torchrun, which refuses it."""
     for text in ABSURD:
@@ -462,17 +453,11 @@ def test_a_summary_of_many_hosts_is_short():
     [
         # What torchrun would run in place of the launcher's own file.
         ("train.py", "'train.py' is neither"),
-        ("--role x other.py", "'other.py' is neither"),
         ("--role=x '' --tee 3", "'' is neither"),
         ("--bogus x", "'--bogus' is neither"),
-        ("--role x -- other.py", "'--' is neither"),
         ("--", "'--' is neither"),
-        ("--role --", "argument --role: expected one argument"),
         ("--standalone 3", "'3' is neither"),
-        ("-h", "'-h' is neither"),
         ("--role", "argument --role: expected one argument"),
-        ("--role --tee 3", "argument --role: expected one argument"),
-        ("-r", "expected one argument"),
         ("--lo x", "ambiguous option: --lo could match --log-dir, "),
         (
             "--monitor-interval soon",
@@ -481,15 +466,11 @@ def test_a_summary_of_many_hosts_is_short():
         ("--start-method x", "argument --start-method: invalid choice: 'x'"),
         # What the launcher sets itself.
         ("--no-python", "--no-python is the launcher's to set: use --train-module"),
-        ("-m", "--module is the launcher's to set"),
         ("-mr3", "--module is the launcher's to set"),
         ("--mod", "--module is the launcher's to set"),
-        ("--run_path", "--run-path is the launcher's to set"),
         ("--nproc_per_node=2", "--nproc-per-node is the launcher's to set: use --launcher-nproc-"),
-        ("--nproc-per 3", "--nproc-per-node is the launcher's to set"),
         ("--shutdown 5", "--shutdown-timeout"),  # ambiguous to some Pythons
         ("--shutdown-timeout=5", "--shutdown-timeout is the launcher's to set: use --launcher-gr"),
-        ("--nnodes 1", "--nnodes is the launcher's to set"),
         ("--max-restarts 3 --log-dir x", "--max-restarts is the launcher's to set"),
     ],
 )
