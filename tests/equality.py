@@ -149,6 +149,7 @@ def session():
 
 def values():
     ours = (*OF_ONE_JOB, "LAUNCHER_JOB_MARK", "TORCHELASTIC_USE_AGENT_STORE")
+    ours += ("TORCH_FR_BUFFER_SIZE",)
     return {name: text for name, text in os.environ.items() if name not in ours}
 
 
@@ -408,7 +409,11 @@ FACTS = {
             lambda: LOADED,
             Other("more of the standard library, which the launcher's lines need"),
         ),
-        Fact("number of threads", tasks),
+        Fact(
+            "number of threads",
+            tasks,
+            warm=Other("one more, which replies where the rank is", 2),
+        ),
         Fact(
             "descriptors that children inherit, but for 0 to 2",
             lambda: [one for one in descriptors() if os.get_inheritable(one)],
@@ -427,6 +432,7 @@ FACTS = {
             "signals that are caught",
             lambda: signals("SigCgt"),
             Other("those of a crash, too: faulthandler notes its place", [2, 4, 6, 7, 8, 11]),
+            Other("likewise, and SIGRTMAX-3, at which it notes where a rank is; one of threads"),
         ),
         Fact("`sys.argv`", lambda: sys.argv),
         Fact(
@@ -449,6 +455,7 @@ FACTS = {
             Other(
                 "`LAUNCHER_JOB_MARK`, by which a launcher that the script starts knows of this one"
             ),
+            Other("likewise, and `TORCH_FR_BUFFER_SIZE`: gloo's flight recorder is on"),
         ),
         Fact(
             "values of the variables that both have, but for the job's id and port, and"
@@ -577,13 +584,12 @@ FACTS = {
             "what the import adds to `os.environ`",
             lambda: sorted({*os.environ} - names_of_start() - {*SET_BY_SCRIPT}),
             Other("gloo's flight recorder is on, for the watch", ["TORCH_FR_BUFFER_SIZE"]),
-            Other("nothing; the recorder is on from the first process group on"),
+            Other("nothing; the recorder is on from the start"),
         ),
         Fact(
             "number of threads",
             tasks,
             Other("one more, which replies where the rank is", 2),
-            EQUAL,
             rank=0,
         ),
         Fact(

@@ -212,8 +212,10 @@ load_extension()
 """
 
 
-def test_ranks_that_stand_still_or_work_alone_are_said(start, script):
-    host = start("--train-script", script(BATON), *OPTIONS, "--launcher-nproc-per-node", "2")
+@pytest.mark.parametrize("how", ["cold", "warm"])
+def test_ranks_that_stand_still_or_work_alone_are_said(start, script, how):
+    options = (*OPTIONS, "--launcher-nproc-per-node", "2", "--launcher-start", how)
+    host = start("--train-script", script(BATON), *options)
     poll(lambda: "begun no collective: it is in load_extension, script.py:6, for" in host.err)
     open("built", "w").close()
     assert host.wait() == 0, host.log()

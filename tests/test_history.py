@@ -17,8 +17,7 @@ from launcher.peers import coordinator, events
 from launcher.run import history
 from launcher.run.history import EVENTS, FIELDS, Note
 from launcher.text.words import Log
-from launcher.watch.overview import NoProgressReport
-from launcher.watch.progress import Group, StalledRank
+from launcher.watch.progress import Group, NoProgressReport, StalledRank
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from launcher.run.events import (
 )
 from launcher.run.keepers import Keepers
 from launcher.watch.host import Watch
-from launcher.watch.overview import StacksRequest
+from launcher.watch.progress import StacksRequest
 
 SECONDS = 60
 RUNS = {"runs": {"attempt": 1, "pid": 77}}

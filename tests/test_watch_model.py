@@ -11,6 +11,8 @@ import re
 
 import pytest
 
+from launcher.job.options import Options
+from launcher.text.words import Log
 from launcher.watch import host, judge, waits
 from launcher.watch.host import Watch
 
@@ -73,19 +75,17 @@ class Rank:
                 text = ",".join(map(str, sorted(members)))
                 last = max((op.number for op in done if op.group == name), default=0)
                 waits = min((op.number for op in self.open if op.group == name), default=0)
-                fields = {"ranks": text, "order": order, "name": "", "last": last}
-                known = {"waits": waits, "op": "all_reduce", "of": ""}
+                known = [waits, "all_reduce"]
                 if self.is_counted:
                     is_open = any((op.group, op.number) == (name, last) for op in self.open)
-                    waits = last if is_open and self.knows_ends else 0
-                    known = {"waits": waits, "is_counted": True}
-                said.append({**fields, **known})
+                    known = [last if is_open and self.knows_ends else 0, "", "", True]
+                said.append([text, order, "", last, *known])
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
         return {
             "unchanged": now - self.since,
-            "threads": [["", [["f", "a.py", 1]]]],
+            "threads": [["", ['  File "a.py", line 1 in f'], False]],
             "groups": said,
         }
 
@@ -117,7 +117,8 @@ class Job:
         ]
         self.watches = [Watch(every, min(notify, timeout)) for _ in range(0, size, 2)]
         self.starts = [rng.uniform(0, every) for _ in self.watches]
-        self.judge = judge.Stalls(notify, timeout, every)
+        options = Options(hang_notify=notify, hang_timeout=timeout, watch=every)
+        self.judge = judge.Stalls(options)
         self.ended_at = math.inf
         self.fault, self.victim = fault, self.ranks[rng.randrange(size)]
         self.fault_at = rng.uniform(1, 60)
@@ -139,8 +140,9 @@ class Job:
             for number, watch in enumerate(self.watches):
                 self.look(number, watch, now)
             if now >= judge.due(self.judge):
-                self.judge, lines, _ = judge.check(self.judge, now)
-                self.lines += [(now, line) for line in lines]
+                self.judge, actions = judge.time_is_up(self.judge, (), now)
+                self.lines += [(now, one.line) for one in actions if isinstance(one, Log)]
+                self.judge = self.judge._replace(gathering=judge.Gathering())  # no stacks
                 if self.judge.hang:
                     self.ended_at = now
                     break
@@ -167,7 +169,7 @@ class Job:
         codes = {rank.number: 0 if rank.state == "ended" else None for rank in ranks}
         for report in watch.reports(codes, lambda _: "T", now):
             host = f"algo-{number + 1}"
-            self.judge = judge.host_reported(self.judge, host, report.ranks, now)
+            self.judge, _ = judge.reported(self.judge, host, report, (), now)
 
     @property
     def waiting(self):
@@ -271,10 +273,11 @@ def order_is_forgotten(monkeypatch):
 
 
 def the_last_is_off_by_one(monkeypatch):
-    def lacks(rank, group):
-        return rank.last_begun(group.key) <= group.waits
+    def begun(*args, real=waits._begun):
+        count = real(*args)
+        return count and count - 1
 
-    monkeypatch.setattr(waits, "_lacks", lacks)
+    monkeypatch.setattr(waits, "_begun", begun)
 
 
 def one_miss_is_silence(monkeypatch):
@@ -320,10 +323,10 @@ def the_analysis_is_late(monkeypatch):
 
 
 def those_ahead_are_named(monkeypatch):
-    def swapped(*args, real=waits._counted_waits):
+    def swapped(*args, real=waits._waits_in):
         return [one._replace(waiting=one.absent, absent=one.waiting) for one in real(*args)]
 
-    monkeypatch.setattr(waits, "_counted_waits", swapped)
+    monkeypatch.setattr(waits, "_waits_in", swapped)
 
 
 def stalls_are_added_up(monkeypatch):
@@ -335,7 +338,7 @@ def stalls_are_added_up(monkeypatch):
 
 def what_was_seen_last_is_taken_for_now(monkeypatch):
     def over_at(self, since, real=judge.Stalls.over_at):
-        return real(self._replace(every=-1), since)
+        return real(self._replace(options=self.options._replace(watch=-1)), since)
 
     monkeypatch.setattr(judge.Stalls, "over_at", over_at)
 

@@ -68,7 +68,6 @@ class Channel(Stepping):
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._send_alive_at = self._check_at = math.inf
-        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: unknown
         self.own_address = ""  # the address that connects this host to the others
 
     @property
@@ -247,7 +246,7 @@ class Channel(Stepping):
             self.happens(Lost(host, connection.closed_by))
 
     def _received(self, host: str, message: Message) -> None:
-        self.happens(Received(host, messages.of_job(message, self.world)))
+        self.happens(Received(host, message))
 
 
 def _unknown(action: NoReturn) -> NoReturn:

@@ -57,7 +57,8 @@ from launcher.peers.state import (
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.words import Log, join_and_count, lasted, ordinal, short, some_of
-from launcher.watch import judge, overview
+from launcher.watch import judge
+from launcher.watch.progress import NoProgressReport, StacksRequest
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 _MOST_REFUSALS_LOGGED = 20
@@ -91,7 +92,7 @@ def due(state: JobState) -> float:
 
 
 def _watch_due(state: JobState) -> float:
-    return overview.due(state.watch, is_running=isinstance(state.phase, Running))
+    return judge.due(state.watch, is_running=isinstance(state.phase, Running))
 
 
 def step(state: JobState, event: Any, now: float) -> JobStep:
@@ -182,7 +183,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Act on a timeout: decide, as no better cause has come, or continue without late hosts."""
     phase = state.phase
     if now >= _watch_due(state):
-        return _watched(state, overview.time_is_up(state.watch, _hosts(state), now), now)
+        return _watched(state, judge.time_is_up(state.watch, _hosts(state), now), now)
     if now < due(state):
         return state, ()
     if isinstance(phase, Joining):
@@ -274,7 +275,7 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
     state = state._replace(phase=deciding)
     if now >= deadline:
         return _after_failure(state, deciding, now)
-    return _watched(state, overview.failed(state.watch, failure.headline, now), now)
+    return _watched(state, judge.failed(state.watch, failure.headline, now), now)
 
 
 def _while_restarting(state: JobState, failure: Failure) -> Failure:
@@ -286,7 +287,7 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     blame = deciding.blame
     failure = blame.failure
-    wait = overview.reason_of_wait(state.watch, failure.rank, failure.headline, now)
+    wait = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
     if failure.cause is Cause.SECONDARY and not wait:
         wait = ends.named(state.ends, blame.failed_at, f"rank {failure.rank} failed")
     if failure.cause >= Cause.ABORTED:
@@ -359,37 +360,31 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 
-def progress_reported(
-    state: JobState, host: str, message: overview.NoProgressReport, now: float
-) -> JobStep:
+def progress_reported(state: JobState, host: str, message: NoProgressReport, now: float) -> JobStep:
     """Note which ranks of a host make no progress, or where all of its ranks are."""
     if message.attempt != state.attempt:
         return state, ()
     is_running = isinstance(state.phase, Running)
-    seen = overview.reported(state.watch, host, message, _hosts(state), now, is_running=is_running)
+    seen = judge.reported(state.watch, host, message, _hosts(state), now, is_running=is_running)
     return _watched(state, seen, now)
 
 
-def stacks_requested(
-    state: JobState, host: str, message: overview.StacksRequest, now: float
-) -> JobStep:
+def stacks_requested(state: JobState, host: str, message: StacksRequest, now: float) -> JobStep:
     """Gather stacks for a user at a host."""
-    return _watched(state, overview.requested(state.watch, host, now), now)
+    return _watched(state, judge.stacks_requested(state.watch, now), now)
 
 
-def _watched(state: JobState, seen: overview.Step, now: float) -> JobStep:
+def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:
     """Act on the watch's findings; fail the attempt when a stall has reached the user's limit."""
     watch, wanted = seen
     state, actions = state._replace(watch=watch), list[events.Action]()
     for one in wanted:
-        if isinstance(one, overview.Tell):
-            to = (*state.members, state.job.current_host) if one.hosts is None else one.hosts
-            actions.append(events.Send(to, one.message))
-        else:
+        if isinstance(one, Log):
             actions.append(one)
+        else:
+            actions += _command_all(state, one)[1]
     if watch.hang and isinstance(state.phase, Running):
-        hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
-        state, more = _fail(state, hang, now)
+        state, more = _fail(state, watch.hang, now)
         actions += more
     return state, tuple(actions)
 
@@ -483,7 +478,12 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
         attempt_began=now,
         store=None,
         ends={},
-        watch=overview.begin(options, state.job.cluster.hosts, state.watch.gathering.number),
+        # A restart drops pending requests for stacks.
+        watch=judge.Stalls(
+            options,
+            busy=frozenset(state.job.cluster.hosts),
+            gathering=judge.Gathering(state.watch.gathering.number),
+        ),
     )
     state, start = _command_all(state, messages.Start(attempt, port))
     make = events.Send((state.job.current_host,), events.MakeStore())
@@ -521,7 +521,7 @@ MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
     messages.RanksSucceeded: ranks_succeeded,
     messages.Stop: host_stopped,
     messages.Succeeded: host_succeeded,
-    overview.NoProgressReport: progress_reported,
-    overview.StacksRequest: stacks_requested,
+    NoProgressReport: progress_reported,
+    StacksRequest: stacks_requested,
     messages.Cleared: host_cleared,
 }

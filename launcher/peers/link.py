@@ -24,7 +24,7 @@ from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.result.causes import Result, change_port, of_lost_host, stopped
 from launcher.text.words import Log
-from launcher.watch import overview
+from launcher.watch.progress import AllStacks, CollectStacks
 
 # Between two tries to reach the coordinator: at first, and at most.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
@@ -176,7 +176,7 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
         state = state._replace(attempt=message.attempt, result=None)
     elif isinstance(message, messages.Leave):
         state = state._replace(phase=Left())
-    elif not isinstance(message, (overview.CollectStacks, overview.AllStacks)):
+    elif not isinstance(message, (CollectStacks, AllStacks)):
         return state, ()
     return state, (_command(state, message),)
 

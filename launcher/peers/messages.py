@@ -34,8 +34,7 @@ from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received
 from launcher.text import wire
 from launcher.text.words import printable
-from launcher.watch import progress, stacks
-from launcher.watch.overview import (
+from launcher.watch.progress import (
     AllStacks,
     CollectStacks,
     NoProgressReport,
@@ -229,11 +228,3 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
             return wire.read(kinds[name], fields)
         break
     raise ValueError(message)
-
-
-def of_job(message: Any, world: int) -> Any:
-    """Return a message without ranks that a job with `world` ranks (0: unknown) does not have."""
-    if isinstance(message, NoProgressReport):
-        shown = stacks.within(message.stacks, world) if world else message.stacks
-        return message._replace(ranks=progress.within(message.ranks, world), stacks=shown)
-    return message

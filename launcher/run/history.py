@@ -14,7 +14,7 @@ from launcher.job.options import EVENTS_DIR, JOB_MARK
 from launcher.peers import state as of_peers
 from launcher.peers.events import Lost
 from launcher.peers.messages import End, Failed, Start, Stop
-from launcher.result.causes import Failure, of_hang
+from launcher.result.causes import Failure
 from launcher.run import stops
 from launcher.run.events import Actions, KeeperJoined, RankRuns, Report
 from launcher.run.state import Done, Ending, Joining, State, Why
@@ -210,15 +210,14 @@ def of_hosts(
     for stall in after.watch.stalls:
         new = _only_in(stall, are, were, lambda here, there: here > there)
         if new:
-            cause = _line(sentences.stall(stall.finding, now))
+            cause = _line(sentences.line(stall.finding, now))
             one = _at_root(note, stall)._replace(event="stalled", cause=cause, ranks=new)
             notes.append(one._replace(since=round(stall.finding.since - began, 3)))
     if after.watch.hang and not before.watch.hang:
-        text = after.watch.hang.text
         for stall in after.watch.stalls:
-            if sentences.stall(stall.finding, now) == text:
+            if sentences.line(stall.finding, now) == after.watch.hang.what:
                 note = _at_root(note, stall)
-        notes.append(_failed(note, of_hang(text))._replace(rank=note.rank))
+        notes.append(_failed(note, after.watch.hang)._replace(rank=note.rank))
     return notes
 
 

@@ -24,7 +24,7 @@ from launcher.text import wire
 from launcher.text.protocol import Lines, decoded, encoded, send
 from launcher.text.words import plural, printable
 from launcher.watch.host import Watch
-from launcher.watch.overview import StacksRequest
+from launcher.watch.progress import StacksRequest
 from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)

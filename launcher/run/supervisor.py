@@ -46,7 +46,7 @@ from launcher.text.log import traceback_of
 from launcher.text.words import Log
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
-from launcher.watch.overview import AllStacks, CollectStacks, StacksRequest
+from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
 
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
@@ -256,8 +256,6 @@ class Supervisor(Stepping):
         else:
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
-            elif isinstance(event, events.KeeperJoined):
-                self._channel.world = event.world
             self.happens(event)
 
     def _begin_attempt(self, attempt: int) -> None:

@@ -8,9 +8,8 @@ How a hang is found, and who may end the job
                     the coordinator those without progress for half the time to a notice
     waits.py        in the coordinator: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
-    judge.py        in the coordinator: when a stall is logged, and when it is a failure
-    overview.py     the coordinator's interface: takes reports, returns lines and messages
-    progress.py     ranks' replies and hosts' reports, checked; stacks.py, the stacks of all ranks
+    judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure
+    progress.py     what hosts report of ranks; stacks.py, the stacks of all ranks
 
 run/supervisor.py carries requests to the ranks and reports to the coordinator. The coordinator
 makes a failure of `Stalls.hang`, with exit code 75; a restart may follow. The watch ends ranks in

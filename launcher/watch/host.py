@@ -9,29 +9,20 @@ seconds.
 
 from __future__ import annotations
 
-import functools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from launcher.text.words import plural, printable
-from launcher.watch.overview import NoProgressReport
-from launcher.watch.progress import (
-    ENDED,
-    ENDS,
-    REPORT_BYTES,
-    StalledRank,
-    bounded,
-    groups_of,
-    size_of,
-)
+from launcher.text import wire
+from launcher.text.words import printable
+from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
 from launcher.watch.stacks import (
     AT_EXIT,
     MOST_CALLS,
     Calls,
-    Threads,
+    Thread,
     calls_in,
-    grouped,
     in_place,
     kept_by,
     place,
@@ -42,7 +33,7 @@ from launcher.watch.stacks import (
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
-_LONGEST_TEXT = 200  # characters
+_REPORT_BYTES, _STACK_BYTES = 60_000, 6_000  # of a message, which may have 64 KiB; of a rank's
 # For a rank to reply where it is; then to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _IDLE = 0.02  # of a core; a waiting rank and its children use less
@@ -66,37 +57,39 @@ class _Rank:
         self.has_failed = False  # at the place in `known`
         self.error = ""  # why it cannot report its progress
         self.signal = 0  # at which it writes where it is; 0: no signal
-        self.threads: Threads = ()  # at its last reply
+        self.threads: tuple[Thread, ...] = ()  # at its last reply
         self.written: list[str] = []  # at its signal
         self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script's end; what keeps it alive
-        # Before its first collective: where it is, and since when; and how many CPU seconds it and
-        # all below it had used at a later time.
-        self.still: tuple[Calls, float] = ((), now)
-        self.used: tuple[float, float] | None = None
+        # Before its first collective: where it is, since when, and the CPU seconds that it and all
+        # below it had used then.
+        self.still: tuple[Any, float, float] = ((), now, 0.0)
 
     @property
     def calls(self) -> Calls:
         """Where its main thread is, () if unknown."""
-        for name, calls in self.threads:
-            if not name:
-                return calls
-        return calls_in(self.written)
+        return self.threads[0].calls if self.threads else calls_in(self.written)
 
-    def at(self, now: float, every: float, why_silent: Callable[[], str]) -> StalledRank | None:
-        """Return its progress, None if unknown."""
+    def at(self, now: float, every: float, code: int | None, state: str) -> StalledRank | None:
+        """Return its progress, None if unknown, by its process's exit code or state (proc(5))."""
         known, age, ran_on = self.known, now - self.replied_at, now - self.returned_at
+        if code == 0:
+            return known.without_waits(ENDED)._replace(unchanged=age)
+        if code is not None or self.has_failed:
+            return known
+        if not self.is_connected and self.returned_at < math.inf:
+            if ran_on <= _MISSES * every:
+                return None  # it may be about to connect
+            return StalledRank(known.rank, known.local_rank, ran_on, runs_on=self.runs_on)
+        if self.is_connected is False:
+            return None
         if self.is_connected and age > _MISSES * every:
-            known = known._replace(trouble=no_reply(why_silent()))
+            known = known._replace(trouble=no_reply(state))
         elif self.is_connected and not known.unchanged:
             return known
-        known = known._replace(unchanged=known.unchanged + age)
+        unchanged = known.unchanged + age
         if self.returned_at == math.inf:
-            return None if self.is_connected is False else known
-        if self.is_connected:
-            return known._replace(unchanged=min(known.unchanged, ran_on), runs_on=self.runs_on)
-        if ran_on <= _MISSES * every:
-            return None  # it may be about to connect
-        return StalledRank(known.rank, known.local_rank, ran_on, runs_on=self.runs_on)
+            return known._replace(unchanged=unchanged)
+        return known._replace(unchanged=min(unchanged, ran_on), runs_on=self.runs_on)
 
 
 class Watch:
@@ -113,15 +106,20 @@ class Watch:
         attempt: int = 0,
     ) -> None:
         self._every, self._reported_from, self._cpu_of = every, notify / 2, cpu_of
+        self._attempt = attempt
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
-        self._report = NoProgressReport(attempt, (), 0)  # the last report, without times
-        self._without_room = 0  # ranks whose groups do not fit into a message
+        self._reported: Any = ((), 0)  # last, without times
+        self._has_no_room = False  # for the ranks' groups in a message
         # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
         self._wanted: list[int] = []
         self._may_signal, self._signal_at = False, math.inf
 
     # Reports of ranks.
+
+    def _of(self, pid: int) -> _Rank:
+        """Return a rank; for one of an earlier attempt, an object that is dropped."""
+        return self._ranks.get(pid) or _Rank(StalledRank(-1, -1, 0), -math.inf)
 
     def started(self, pid: int, rank: int, local_rank: int, now: float) -> None:
         """Add a rank, which cannot be polled yet."""
@@ -131,79 +129,67 @@ class Watch:
 
     def connected(self, pid: int, number: int, now: float) -> None:
         """Note that a rank can be polled; at signal `number` it writes where it is."""
-        if pid in self._ranks:
-            one = self._ranks[pid]
-            one.is_connected, one.signal, one.replied_at = True, number, now
+        rank = self._of(pid)
+        rank.is_connected, rank.signal, rank.replied_at = True, number, now
 
     def script_ended(self, pid: int, now: float) -> None:
         """Note that a rank's script has ended."""
-        if pid in self._ranks:
-            self._ranks[pid].returned_at = now
+        self._of(pid).returned_at = now
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Handle a rank's reply. Raises one of several errors if it is not valid."""
-        if pid not in self._ranks or fields["poll"] != self._polls:
+        rank = self._of(pid)
+        if fields["poll"] != self._polls:
             return  # it is too late
-        one, calls = self._ranks[pid], Calls()
-        one.signal = int(fields.get("signal", one.signal))
-        one.error = str(fields.get("error", ""))[:_LONGEST_TEXT]
-        known = StalledRank(one.known.rank, one.known.local_rank, 0)
-        if "threads" in fields:
-            one.threads = threads_of(fields["threads"])
-            calls = one.calls
-        if "kept" in fields and one.returned_at < math.inf:
-            keep = one.threads[1 : 1 + fields["kept"]]  # after the main one
-            one.runs_on = kept_by(calls, keep, fields["child"])
-        if "unchanged" in fields:
-            unchanged = float(fields["unchanged"])
-            if fields.get("ends"):
-                known = one.known.without_waits(f"{ENDS}{in_place(calls)}")
-                known = known._replace(unchanged=unchanged)
-            else:
-                # Python's own wait for a thread is no useful place.
-                where = place(calls) if one.returned_at == math.inf else ""
-                note = printable(str(fields.get("note", "")))[:_LONGEST_TEXT]
-                groups = groups_of(fields["groups"])
-                known = known._replace(unchanged=unchanged, place=where, groups=groups, note=note)
-        one.replied_at, one.poll = now, self._polls
-        if one.has_failed:
-            return
-        one.known = known
-        self._note_still(pid, one, calls if fields.get("before") else (), now)
+        rank.signal = int(fields.get("signal", rank.signal))
+        rank.error = printable(str(fields.get("error", "")))
+        known = rank.known._replace(unchanged=0, trouble="", place="", silent="", note="")
+        rank.threads, rank.written = threads_of(fields.get("threads", ())), []
+        if rank.threads and rank.returned_at < math.inf:
+            rank.runs_on = kept_by(rank.threads, fields["children"])
+        if fields.get("ends"):
+            known = known.without_waits(f"{ENDS}{in_place(rank.calls)}")
+        else:
+            # Python's own wait for a thread is no useful place.
+            where = place(rank.calls) if rank.returned_at == math.inf else ""
+            groups = wire.read(tuple[Group, ...], fields.get("groups", []))
+            note = str(fields.get("note", ""))
+            known = known._replace(place=where, groups=groups, note=note)
+        rank.replied_at, rank.poll = now, self._polls
+        if not rank.has_failed:
+            rank.known = known._replace(unchanged=float(fields.get("unchanged", 0)))
+            self._note_still(pid, rank, "note" in fields, now)
 
-    def _note_still(self, pid: int, one: _Rank, calls: Calls, now: float) -> None:
+    def _note_still(self, pid: int, rank: _Rank, is_before: bool, now: float) -> None:
         """Note whether a rank without a collective is where it was at the previous poll."""
-        was, since = one.still
+        calls, (was, since, used) = rank.calls, rank.still
         # A waiting loop may be at any of its lines.
-        if not calls or calls[:-1] != was[:-1] or calls[-1].function != was[-1].function:
-            one.still, one.used = (calls, now), None
-        elif one.used is None:
-            one.used = self._cpu_of(pid), now
-        elif self._cpu_of(pid) - one.used[0] > _IDLE * (now - one.used[1]):
-            one.still, one.used = (calls, now), None
+        where = (calls[:-1], calls[-1].function) if is_before and calls else ()
+        if not where or where != was:
+            rank.still = where, now, self._cpu_of(pid) if where else 0.0
+        elif self._cpu_of(pid) - used > _IDLE * (now - since):
+            rank.still = where, now, self._cpu_of(pid)
         elif now - since >= self._reported_from:
-            unchanged = min(one.known.unchanged, now - since)
-            one.known = one.known._replace(silent=still_in(calls), unchanged=unchanged)
+            unchanged = min(rank.known.unchanged, now - since)
+            rank.known = rank.known._replace(silent=still_in(calls), unchanged=unchanged)
 
     def failed(self, pid: int, fields: Any) -> None:
         """Note the groups of a failing rank, which it sends with its reason."""
-        if pid in self._ranks and fields:
-            one = self._ranks[pid]
-            one.known, one.has_failed = one.known._replace(groups=groups_of(fields)), True
+        if fields:
+            rank, groups = self._of(pid), wire.read(tuple[Group, ...], fields)
+            rank.known, rank.has_failed = rank.known._replace(groups=groups), True
 
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal."""
-        if pid in self._ranks:
-            lines = self._ranks[pid].written
-            if line.startswith("Stack "):  # it begins again, for another request
-                lines.clear()
-            elif len(lines) < MOST_CALLS:
-                lines.append(line)
+        lines = self._of(pid).written
+        if line.startswith("Stack "):  # it begins again, for another request
+            lines.clear()
+        elif len(lines) < MOST_CALLS:
+            lines.append(line)
 
     def disconnected(self, pid: int) -> None:
         """Note that a rank cannot be polled any more: it has ended, or continues without us."""
-        if pid in self._ranks:
-            self._ranks[pid].is_connected = False
+        self._of(pid).is_connected = False
 
     # What is due.
 
@@ -227,18 +213,18 @@ class Watch:
 
         Those that do not reply get the signal at which they write where they are, if `may_signal`.
         """
+        self._may_signal = may_signal or (self._may_signal and bool(self._wanted))
         self._wanted.append(number)
-        self._may_signal = may_signal or (self._may_signal and len(self._wanted) > 1)
         self._polls += 1
-        for one in self._ranks.values():
-            one.threads, one.written = (), []
+        for rank in self._ranks.values():
+            rank.threads, rank.written = (), []
         self._signal_at = now + _STACKS_SECONDS
         self._replies_until = self._signal_at + _WRITE_SECONDS
         return {"poll": self._polls, "stacks": True}
 
     def _missing(self) -> set[int]:
         ranks = self._ranks.items()
-        return {pid for pid, one in ranks if one.is_connected and one.poll != self._polls}
+        return {pid for pid, rank in ranks if rank.is_connected and rank.poll != self._polls}
 
     def signals_due(self, now: float) -> Mapping[int, int]:
         """Return, once, the signals that ranks are to get now, by pid, to write where they are."""
@@ -263,51 +249,40 @@ class Watch:
         if now < self._replies_until and (self._missing() or not self._wanted):
             return []
         self._replies_until = self._signal_at = math.inf
-        known = self._known(ranks, state_of, now)
-        found = known
-        if not self._wanted:
-            found = {pid: one for pid, one in known.items() if one.unchanged >= self._reported_from}
-        shown = bounded(found.values(), REPORT_BYTES)
-        self._without_room = len(found) - len(shown)
-        idle = {one.rank for one in shown if one.runs_on or one.waits}
-        running = [pid for pid, code in ranks.items() if code is None]
-        others = sum(pid not in known or known[pid].rank not in idle for pid in running)
-        report = self._report._replace(ranks=shown, others=others)
-        timeless = tuple(one._replace(unchanged=0) for one in shown)
-        before = self._report
-        self._report = report._replace(ranks=timeless, others=others if shown else 0)
         wanted, self._wanted = self._wanted, []
-        if not wanted:
-            return [] if self._report == before else [report]
-        texts = {pid: self.text(pid, state_of(pid)) for pid in running}
-        by_rank = {self._ranks[pid].known.rank: text for pid, text in texts.items()}
-        stacks = grouped(by_rank, REPORT_BYTES - size_of(shown))
-        return [report._replace(number=number, stacks=stacks) for number in wanted]
-
-    def _known(
-        self, ranks: Mapping[int, int | None], state_of: Callable[[int], str], now: float
-    ) -> dict[int, StalledRank]:
-        found = {}
-        for pid, one in self._ranks.items():
-            code = ranks.get(pid)
-            if code == 0:
-                ended = one.known.without_waits(ENDED)
-                found[pid] = ended._replace(unchanged=now - one.replied_at)
-            elif code is not None or one.has_failed:
-                found[pid] = one.known
-            elif known := one.at(now, self._every, functools.partial(state_of, pid)):
+        found = dict[int, StalledRank]()
+        for pid, rank in self._ranks.items():
+            known = rank.at(now, self._every, ranks.get(pid), state_of(pid))
+            if known and (wanted or known.unchanged >= self._reported_from):
                 found[pid] = known
-        return found
+        size = len(json.dumps(wire.written(tuple(found.values()))))
+        self._has_no_room = size > _REPORT_BYTES
+        if self._has_no_room:
+            found, size = {}, 0
+        running = [pid for pid, code in ranks.items() if code is None]
+        idle = [pid for pid, known in found.items() if known.runs_on or known.waits]
+        report = NoProgressReport(
+            self._attempt, tuple(found.values()), others=len({*running} - {*idle})
+        )
+        if not wanted:
+            timeless = tuple(known._replace(unchanged=0) for known in report.ranks)
+            before, self._reported = self._reported, (timeless, report.others if timeless else 0)
+            return [] if self._reported == before else [report]
+        self._reported = None  # what is reported next is new
+        room = min(_STACK_BYTES, (_REPORT_BYTES - size) // max(1, len(running)))
+        stacks = [
+            (self._ranks[pid].known.rank, self.text(pid, state_of(pid), room)) for pid in running
+        ]
+        return [report._replace(number=number, stacks=tuple(stacks)) for number in wanted]
 
     @property
     def error(self) -> str:
         """Why a rank cannot report its progress, "" if all can."""
-        if self._without_room:
-            some = plural(self._without_room, "rank")
-            return f"the progress of {some} of this host does not fit into a message."
-        for one in self._ranks.values():
-            if one.error:
-                return f"the progress of rank {one.known.rank} is unknown: {one.error}."
+        if self._has_no_room:
+            return "the progress of this host's ranks does not fit into a message."
+        for rank in self._ranks.values():
+            if rank.error:
+                return f"the progress of rank {rank.known.rank} is unknown: {rank.error}."
         return ""
 
     # Where ranks are.
@@ -316,18 +291,19 @@ class Watch:
         """Return where a rank is, by the last poll for stacks; "" if unknown."""
         return place(self._ranks[pid].calls)
 
-    def text(self, pid: int, state: str) -> str:
+    def text(self, pid: int, state: str, room: int = _STACK_BYTES) -> str:
         """Return a rank's stacks; `state` is the letter of its process's state (proc(5))."""
-        one = self._ranks[pid]
-        if not one.is_connected:
+        rank = self._ranks[pid]
+        if not rank.is_connected:
             return (
-                "  no stack: torch.distributed is not imported yet (with --launcher-start warm: "
-                "not used yet), the connection to the launcher is closed, or --launcher-watch is 0."
+                "  no stack: torch.distributed is not imported yet, the connection to the launcher "
+                "is closed, or --launcher-watch is 0."
             )
-        if one.poll == self._polls:
-            return text_of(one.threads)
-        lines = [f"  it {no_reply(state, may_signal=self._may_signal)}."]
-        return "\n".join([*lines, text_of((("", one.calls),))] if one.calls else lines)
+        if rank.poll == self._polls:
+            return text_of(rank.threads, room)
+        why = f"  it {no_reply(state, may_signal=self._may_signal)}."
+        main = [Thread("", rank.calls)] if rank.calls else []
+        return "\n".join(filter(None, (why, text_of(main, room))))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

@@ -1,17 +1,16 @@
 """Reports to the launcher, from inside a rank, how far its collectives are, and where it is.
 
-A thread waits for the launcher's requests. It starts only when the script imports torch.distributed
-(or makes its first process group, if that is already imported: a warm start), or when the script
-has ended and its process still runs. It replies within milliseconds. To a poll it replies that
-there was progress; otherwise which collectives this rank has begun, which of them have not ended,
-and where its main thread is; after the script's end, also what keeps the process alive. To a
-request for stacks it adds where all threads are. If it does not reply, the script's C code holds
-the interpreter, or the process is suspended. Then faulthandler, at a signal, writes where the main
-thread is to the same connection: in C, and without the interpreter.
+A thread waits for the launcher's requests. It starts when the script imports torch.distributed
+(before the script, if that is already imported: a warm start), or when the script has ended and its
+process still runs. It replies within milliseconds that there was progress since the last poll; or
+else which collectives this rank has begun, which of them have not ended, and where all threads are.
+If it does not reply, the script's C code holds the interpreter, or the process is suspended. Then
+faulthandler, at a signal, writes where the main thread is to the same connection: in C, and without
+the interpreter.
 
 While a rank makes a group, it waits for the others that make it: it reports this as a wait in a
 group of a special kind. At the end of its script a rank reports whether it worked alone: whether no
-collective began in any of its groups. It notes them as they are made and destroyed.
+collective began in any of its groups. Of groups that are gone by then, only gloo's recorder knows.
 
 For gloo it reads torch's flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp, from
 torch 2.8 on). It does not read NCCL's entries: that asks the GPU for the state of events, some of
@@ -27,7 +26,6 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import mmap
 import os
 import signal
 import sys
@@ -40,17 +38,13 @@ from io import FileIO
 from json import loads
 from os import listdir
 from time import monotonic, sleep
-from typing import Any, Callable
+from typing import Any
 
 _MODULE = "torch.distributed.distributed_c10d"
-# Functions that init_process_group calls; not the first if it is given a store.
-_AT_FIRST_GROUP = ("rendezvous", "_new_process_group_helper")
-_ENTRIES = "2000"  # of the recorder: torch's default where it is on by default
-# Limits of a reply: groups, and characters of a group's ranks; calls of a thread, threads.
+_RECORDER, _ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"  # torch's default where it is on by default
+# Limits of a reply: groups, and characters of a group's ranks; threads, and calls of a thread.
 _MOST_GROUPS, _LONGEST_RANKS = 64, 2000
-_MOST_CALLS, _MOST_THREADS = 60, 30
-_LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
-_LONGEST_STACKS = 200_000  # characters: the launcher accepts 1 MiB
+_MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
 _END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
 _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
@@ -61,6 +55,7 @@ _ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
 _OTHER_WAYS = {"mpi4py.MPI", "horovod.torch"}
 _OTHER_WAYS |= {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
 _WORK_SECONDS = 1.0  # of CPU that another program used: about what importing torch takes
+_LOADER = "torch/utils/data/dataloader.py"
 _SPAWNS = (
     "its own ranks (torch.multiprocessing.spawn), though torchrun has started one for each "
     "process: the script has to call their function itself"
@@ -74,18 +69,10 @@ def begin(keeper: Any) -> Replier:
     """
     replier = Replier(keeper)
     sys.meta_path.insert(0, replier)
+    os.register_at_fork(after_in_parent=replier.forked)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
-        replier.see_groups()
-        for name in _AT_FIRST_GROUP:
-            if hasattr(sys.modules[_MODULE], name):
-                replier.begin_at(sys.modules[_MODULE], name)
+        replier.find_spec(_MODULE)
     return replier
-
-
-def _record() -> None:
-    """Turn the recorder on, but not with GPUs: the same variable would turn NCCL's on."""
-    if not os.path.exists("/dev/nvidiactl"):
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
 
 class Replier:
@@ -98,100 +85,71 @@ class Replier:
     def __init__(self, keeper: Any) -> None:
         self._keeper = keeper
         self._main, self._pid = get_ident(), os.getpid()
-        self._is_imported = self._has_started = False
-        self._has_returned = False  # of the script
+        self._has_started = self._has_returned = False  # the thread; the script
+        self._has_exchanged = self._has_forked = False
         self._numbers: Any = None  # of all collectives, at the last poll
         self._since = 0.0  # when they changed
-        self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
         self._signal = 0
         self._busy = allocate_lock()
         self._given = {name: os.environ.get(name, "") for name in _GIVEN}
-        self._sees_groups = self._has_exchanged = False
-        self._in_child = mmap.mmap(-1, 1)  # shared with forks of the script: has one made a group?
+        self._has_others = self._given["WORLD_SIZE"] not in ("", "1")  # ranks
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Start if the script imports torch.distributed."""
-        if not self._sees_groups and hasattr(sys.modules.get(_MODULE), "_update_default_pg"):
-            self.see_groups()
-        if name == _MODULE and not self._is_imported:
-            self._is_imported = True
-            if os.getpid() == self._pid:  # a fork of the script is not a rank
-                with contextlib.suppress(Exception):
-                    _record()
-                    if not self._has_started:
-                        self._start()
-
-    def begin_at(self, module: Any, name: str) -> None:
-        """Start only when the script calls that function: no thread may exist before."""
-        function = getattr(module, name)
-
-        def begin(*args: Any, **options: Any) -> Any:
-            if getattr(module, name) is begin:  # and no other code has wrapped it since
-                setattr(module, name, function)
-            self.find_spec(_MODULE)
-            return function(*args, **options)
-
-        setattr(module, name, begin)
-
-    def see_groups(self) -> None:
-        """Note, just before the script destroys its groups, whether they had collectives."""
-        self._sees_groups = True
-        module: Any = sys.modules[_MODULE]
-        update: Any = getattr(module, "_update_default_pg", None)
-
-        def noting(group: Any) -> Any:
+        if name == _MODULE and not self._has_started and self._is_rank():
             with contextlib.suppress(Exception):
-                if os.getpid() == self._pid:
-                    self._note_collectives()
-                else:
-                    self._in_child[0] = 1
-            return update(group)
+                if not os.path.exists("/dev/nvidiactl"):  # the variable turns NCCL's on, too
+                    os.environ.setdefault(_RECORDER, _ENTRIES)
+                self._start()
 
-        if update:
-            module._update_default_pg = noting
+    def _is_rank(self) -> bool:
+        """Tell whether this process is the rank's, not a fork of it."""
+        return os.getpid() == self._pid
+
+    def forked(self) -> None:
+        """Note that the script has forked a process that may do its work, not load its data."""
+        frames = _outward(sys._getframe())
+        if not any(frame.f_code.co_filename.endswith(_LOADER) for frame in frames):
+            self._has_forked = True
 
     def _note_collectives(self) -> None:
-        world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        groups = dict(world.pg_group_ranks)
+        """Note whether a collective has begun, as the script may destroy its groups later."""
+        groups = dict(sys.modules[_MODULE]._world.pg_group_ranks)
         begun = any(_sequence(group) for group, ranks in groups.items() if len(ranks) > 1)
-        kinds = ("fr", "nccl") if has_status(world, groups) else ("fr",)
-        is_recorded = any(recorded(kind).get("pg_status") for kind in kinds)
-        self._has_exchanged = self._has_exchanged or begun or is_recorded
+        self._has_exchanged |= begun or bool(recorded("fr").get("pg_status"))
 
     def is_alone(self) -> bool:
         """Tell whether this rank has worked alone in a job of several, as far as can be known."""
         with contextlib.suppress(Exception):  # an unknown version of torch
-            return os.getpid() == self._pid and self._is_alone()
+            return self._is_rank() and self._has_others and self._is_alone()
         return False
 
     def _is_alone(self) -> bool:
-        if self._given["WORLD_SIZE"] in ("", "1") or _MODULE not in sys.modules:
-            return False  # we do not know what did its work
+        module = sys.modules[_MODULE]  # else we do not know what did its work
         self._note_collectives()
+        had_group = getattr(module, "_default_pg_init_method", None) is not None
+        is_recorded = _RECORDER in os.environ and bool(recorded("fr"))
+        is_unknown = had_group and not (module._world.pg_map or is_recorded)
         calls = getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0)
-        if self._has_exchanged or calls or self._in_child[0]:
+        if self._has_exchanged or self._has_forked or is_unknown or calls:
             return False
-        forks = "multiprocessing.popen_fork" in sys.modules  # workers that load data
-        worked = not forks and sum(os.times()[2:4]) > _WORK_SECONDS
+        loads_data = "multiprocessing.popen_fork" in sys.modules
+        worked = not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS
         return not worked and _OTHER_WAYS.isdisjoint(sys.modules)
 
     def failed(self, error: BaseException) -> dict[str, Any]:
         """Return the report of a rank that fails: its groups, and a note."""
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
-            if os.getpid() == self._pid and _MODULE in sys.modules:
-                trace, frames = error.__traceback__, list[Any]()
-                while trace:
-                    frames.insert(0, trace.tb_frame)
-                    trace = trace.tb_next
+            if self._is_rank() and _MODULE in sys.modules:
                 if not self._has_exchanged:
-                    found["notes"] = list(filter(None, [self._note(frames)]))
-                found["groups"] = self._groups_now(has_failed=True)
+                    found["notes"] = list(filter(None, [self._note(_raised_in(error))]))
+                found["groups"] = groups_now(has_failed=True)
         return found
 
     def script_ended(self) -> None:
-        """Start in any case; from now on also report what keeps the process alive."""
-        if os.getpid() == self._pid:
+        """Start in any case; from now on a rank is expected to end."""
+        if self._is_rank():
             with contextlib.suppress(Exception):
                 if not self._has_started:
                     self._start(after=_END_SECONDS)
@@ -207,23 +165,26 @@ class Replier:
     def _end(self) -> None:
         """Keep threads out of C++ while Python exits: ending one there would abort the process.
 
-        A stop may arrive meanwhile. Python then prints an exception of the script's handler, but
-        not SystemExit or KeyboardInterrupt: it is too late for an exit code.
+        A handler of the script may raise meanwhile; stops come once or twice. It is too late for
+        its exit code, but Python prints what it raises.
         """
-        if os.getpid() == self._pid:
-            raised = _raised_in(lambda: self._busy.acquire(timeout=1))
-            self._since = monotonic()
-            raised = _raised_in(let_torchs_threads_finish) or raised
-            if isinstance(raised, Exception):
-                raise raised
+        raised: BaseException | None = None
+        for _ in range(3 if self._is_rank() else 0):
+            try:
+                self._busy.acquire(timeout=1)  # and keep it
+                self._since = monotonic()
+                let_torchs_threads_finish()
+                break
+            except BaseException as error:
+                if _raised_in(error)[0].f_code.co_filename != __file__:
+                    raised = error
+        if isinstance(raised, Exception):
+            raise raised
 
     def _run(self, after: float) -> None:
         # An exception: the keeper is gone, or Python is.
         with contextlib.suppress(Exception):
-            if after:
-                never = allocate_lock()
-                never.acquire()
-                never.acquire(timeout=after)
+            sleep(after)
             self._signal = _write_at_signal(self._keeper)
             self._keeper.send({"watch": self._signal})
             for request in self._keeper.requests():
@@ -231,88 +192,65 @@ class Replier:
 
     def _reply(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the reply: that there was progress, or since when not, and where threads are."""
-        found: dict[str, Any] = {"ends": True, "unchanged": monotonic() - self._since}
+        found: dict[str, Any] = {"ends": True}
         try:
             if self._busy.acquire(blocking=False):
                 try:
                     found = self._progress(wants_all=wants_all)
                 finally:
                     self._busy.release()
+            if "groups" in found or "ends" in found:
+                found["unchanged"] = monotonic() - self._since
             # A handler of the script may have replaced faulthandler's.
             if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
                 found["signal"] = 0
         except Exception as error:  # an unknown version of torch
-            found = {"error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-        if wants_all or self._has_returned or "unchanged" in found:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        if wants_all or "unchanged" in found:
             with contextlib.suppress(Exception):
-                found.update(self._threads(wants_all=wants_all))
+                found.update(self._threads())
         return found
 
-    def _threads(self, *, wants_all: bool) -> dict[str, Any]:
-        """Return where the main thread is, and if `wants_all` all others but this one.
+    def _threads(self) -> dict[str, Any]:
+        """Return where all threads but this one are, the main one first, and child processes.
 
-        After the script also what keeps the process alive, as Python waits for it: how many of the
-        threads after the main one, which are not daemons, and a child of multiprocessing.
+        Of each thread its name, its calls, and whether Python waits for it at the script's end.
         """
         frames = current_frames()
         threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
-        frames.pop(get_ident(), None)
-        first, about = [self._main], dict[str, Any]()
-        if self._has_returned:
-            keep = [one for one in threads if one != self._main and not threads[one].daemon]
-            first += [one for one in keep if one in frames]
-            about = {"kept": len(first) - 1, "child": None}
-            with contextlib.suppress(Exception):  # an unknown version of Python
-                children = (_joined(frames.get(one)) for one in first)
-                about["child"] = next(filter(None, children), None)
-        found, room = list[Any](), _LONGEST_STACKS
-        others = [one for one in frames if wants_all and one not in first]
-        for thread in [*first, *others][:_MOST_THREADS]:
-            name = hex(thread)  # of a thread that C++ has started, or without a name
+        found = [["", written(frames.get(self._main)), False]]
+        for ident in [one for one in frames if one not in (self._main, get_ident())]:
+            name = hex(ident)  # of a thread that C++ has started, or without a name
             with contextlib.suppress(Exception):  # the script's own code may run here
-                name = str(threads[thread].name)[:_LONGEST_NAME] or name
-            found.append(["" if thread == self._main else name, calls(frames.get(thread))])
-            room -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
-            if room < 0:
-                break
-        return {"threads": found, **about}
+                name = str(threads[ident].name)[:_LONGEST] or name
+            keeps = ident in threads and not threads[ident].daemon
+            found.append([name, written(frames[ident]), keeps])
+        found[1:] = sorted(found[1:], key=lambda one: not one[2])[: _MOST_THREADS - 1]
+        processes = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+        children = [f"{one.name[:_LONGEST]} (pid {one.pid})" for one in processes if not one.daemon]
+        return {"threads": found, "children": children[:1]}
 
     def _progress(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the state of each group, unless it has changed since the last poll."""
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         if world is None:  # it has not imported torch.distributed
-            return {"unchanged": monotonic() - self._since, "groups": []}
-        names = dict(world.pg_names)
+            return {"groups": []}
         frames = _outward(current_frames().get(self._main))
         making = self._making(frames)
-        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
-        numbers = recorded("fr"), status, [_sequence(group) for group in names], making
-        now = monotonic()
-        found: dict[str, Any] = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
+        counts = [_sequence(group) for group in dict(world.pg_names)]
+        numbers = recorded("fr").get("pg_status"), status(world), counts, making
+        found: dict[str, Any] = {"error": why} if (why := unknown(world)) else {}
         if numbers != self._numbers:
-            self._numbers, self._since, self._groups = numbers, now, None
+            self._numbers, self._since = numbers, monotonic()
             self._note_collectives()
             if not wants_all:
                 return found
-        if self._groups is None:  # reading thousands of entries is slow: do it once
-            self._groups = self._groups_now(making=making)
-        found.update(unchanged=now - self._since, groups=self._groups)
-        if not self._has_exchanged and self._given["WORLD_SIZE"] not in ("", "1"):
-            found.update(before=not self._has_returned, note=self._note(frames))
+        found["groups"] = [*making, *groups_now()][:_MOST_GROUPS]
+        if self._has_others and not (self._has_exchanged or self._has_returned):
+            found["note"] = self._note(frames)
         return found
 
-    def _groups_now(self, making: Any = None, *, has_failed: bool = False) -> list[dict[str, Any]]:
-        """Return the state of each group; a rank that `has_failed` was in its last one."""
-        world = sys.modules[_MODULE]._world
-        names = dict(world.pg_names)
-        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
-        entries = recorded("fr", entries=True).get("entries", [])
-        if has_failed and entries:
-            entries[-1]["retired"] = False
-        found = groups(world, names, entries, status)
-        return [*([making] if making else []), *found][:_MOST_GROUPS]
-
-    def _making(self, frames: Sequence[Any]) -> dict[str, Any] | None:
+    def _making(self, frames: Sequence[Any]) -> list[list[Any]]:
         """Return the group that the main thread is making, as a group in which it waits."""
         for frame in frames:
             name = frame.f_code.co_name
@@ -320,9 +258,8 @@ class Replier:
                 ranks = range(int(self._given["WORLD_SIZE"] or 1))
                 if name != _MAKES_GROUP[0]:
                     name, ranks = _MAKES_GROUP[1], frame.f_locals.get("ranks") or ranks
-                text = ranges(sorted(ranks))
-                return {"ranks": text, "order": -1, "last": 1, "waits": 1, "op": name}
-        return None
+                return [[ranges(sorted(ranks)), -1, "", 1, 1, name]]
+        return []
 
     def _note(self, frames: Sequence[Any]) -> str:
         """Return why the ranks that this one waits for will not come, "" if unknown."""
@@ -330,31 +267,9 @@ class Replier:
             path, name = frame.f_code.co_filename, frame.f_code.co_name
             if path.endswith("torch/multiprocessing/spawn.py") and name == "join":
                 return f"rank {self._given['RANK']} has spawned {_SPAWNS}"
-            if path.endswith("torch/distributed/rendezvous.py") and "hostname" in frame.f_locals:
-                seen = map(frame.f_locals.get, ("hostname", "port", "rank", "world_size"))
-                return elsewhere(self._given, *seen)
             if name == _MAKES_GROUP[0]:
-                return elsewhere(self._given, *_asked(frame.f_locals))
+                return elsewhere(self._given, frame.f_locals)
         return ""
-
-
-def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
-    """Wait, again if a handler of the script raises meanwhile; return its last exception.
-
-    An error of this file's own code is dropped: no free descriptor, say.
-    """
-    raised: BaseException | None = None
-    for _ in range(3):  # stops come once or twice
-        try:
-            wait()
-            break
-        except BaseException as error:
-            trace = error.__traceback__
-            while trace and trace.tb_next:
-                trace = trace.tb_next
-            if trace and trace.tb_frame.f_code.co_filename != __file__:
-                raised = error
-    return raised
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
@@ -380,20 +295,15 @@ def _is_torch_at_work() -> bool:
     Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that started it.
     """
     python = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
-    inherited, _ = _stat(get_native_id())
+    with FileIO("/proc/thread-self/comm") as file:
+        names = (b"pt_", file.read().rstrip())
     for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            name, state = _stat(thread)
-            if state == b"R" and (name.startswith(b"pt_") or name == inherited):
+            with FileIO(f"/proc/self/task/{thread}/stat") as file:
+                name, _, rest = file.read(60).partition(b"(")[2].rpartition(b") ")
+            if rest.startswith(b"R") and name.startswith(names):
                 return True
     return False
-
-
-def _stat(thread: int) -> tuple[bytes, bytes]:
-    """Return a thread's name and state, as in proc(5). Raises OSError."""
-    with FileIO(f"/proc/self/task/{thread}/stat") as file:
-        name, _, rest = file.read(60).partition(b"(")[2].rpartition(b") ")
-    return name, rest[:1]
 
 
 def _outward(frame: Any) -> list[Any]:
@@ -405,76 +315,65 @@ def _outward(frame: Any) -> list[Any]:
     return frames
 
 
-def _asked(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the host, port, rank and world of a call of init_process_group, "" for none."""
-    url = str(arguments.get("init_method") or "file://")  # else it was given a store
-    where: tuple[Any, ...] = ("", "")
-    if url.startswith("env://"):
-        where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    elif url.startswith("tcp://"):
-        host, _, port = url[6:].partition("?")[0].partition("/")[0].rpartition(":")
-        where = host, port
-    else:
-        return "", "", "", ""
-    numbers = []
-    for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
-        number = arguments.get(name, -1)
-        numbers.append(os.environ.get(variable, "") if number == -1 else number)
-    return (*where, *numbers)
+def _raised_in(error: BaseException) -> list[Any]:
+    """Return the frames of an exception, the innermost first."""
+    trace, frames = error.__traceback__, list[Any]()
+    while trace is not None:
+        frames.insert(0, trace.tb_frame)
+        trace = trace.tb_next
+    return frames
 
 
-def elsewhere(given: Mapping[str, str], host: Any, port: Any, rank: Any, world: Any) -> str:
+def elsewhere(given: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
     """Return how a rank's rendezvous differs from this job's, "" if it does not.
 
-    `given` are the variables of the rank's start; the others are what the rank uses, "" if unknown.
+    `given` are the variables of the rank's start, `arguments` those of init_process_group.
     """
-    used = dict(zip(_GIVEN, map(str, (rank, world, host, port))))
+    url = str(arguments.get("init_method") or "")  # "": it was given a store
+    used = {name: os.environ.get(name, "") for name in _ARGUMENTS}
+    if url.startswith("tcp://"):
+        address = url[6:].partition("?")[0].partition("/")[0]
+        used["MASTER_ADDR"], _, used["MASTER_PORT"] = address.rpartition(":")
+    elif not url.startswith("env://"):
+        return ""
+    for name in ("RANK", "WORLD_SIZE"):
+        number = arguments.get(_ARGUMENTS[name], -1)
+        used[name] = used[name] if number == -1 else str(number)
+    host, meets = used["MASTER_ADDR"], f"{used['MASTER_ADDR']}:{used['MASTER_PORT']}"
     if host in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
         if given["GROUP_RANK"] in ("", "0"):  # on the first host localhost is the same
             used["MASTER_ADDR"] = given["MASTER_ADDR"]
-    other = [name for name in used if used[name] not in ("", "None", given[name]) and given[name]]
+    other = [name for name in used if given[name] and used[name] not in ("", given[name])]
     if not other:
         return ""
     name, who = other[-1], f"rank {given['RANK']}"
     how = f"sets {name}" if os.environ.get(name) == used[name] else f"passes {_ARGUMENTS[name]}"
     if name.startswith("MASTER"):
         meet = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
-        waits = f"waits at {host}:{port}, but this job's ranks meet at {meet}"
+        waits = f"waits at {meets}, but this job's ranks meet at {meet}"
     elif name == "WORLD_SIZE":
-        waits = f"waits until there are {world} ranks, but this job has {given[name]}"
+        waits = f"waits until there are {used[name]} ranks, but this job has {given[name]}"
     else:
-        waits = f"joins as rank {rank}"
+        waits = f"joins as rank {used[name]}"
     return f"{who} {waits}: the script {how}"
 
 
-def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
-    """Return an `error` to reply with, for groups that cannot be watched; {} if there are none.
+# What torch knows of its groups.
 
-    `is_recorded` tells whether gloo's recorder holds anything.
-    """
+
+def unknown(world: Any) -> str:
+    """Return why there are groups that cannot be watched, "" if there are none."""
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        return {"error": "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"}
-    version = sys.modules["torch"].__version__
-    has_recorder = hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json")
-    for group in names:
+        return "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"
+    recorder = recorded("fr")
+    for group in dict(world.pg_names):
         backends = world.pg_backend_config.get(group, "")
-        is_known = has_recorder and "gloo" in _kinds(backends)
-        if is_known and not is_recorded and _sequence(group):
-            is_known = False  # TORCH_FR_BUFFER_SIZE is 0
+        is_off = bool(_sequence(group)) and not recorder.get("pg_status")  # its size is 0
+        is_known = recorder and "gloo" in _kinds(backends) and not is_off
         if not (_is_counted(backends) or is_known):
-            return {"error": f"torch {version} keeps no record of groups with {backends}"}
-    return {}
-
-
-def has_status(world: Any, names: Mapping[Any, str]) -> bool:
-    """Tell whether torch may know which NCCL collectives have ended, and can report it safely.
-
-    Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
-    """
-    torch = sys.modules["torch"]
-    if torch.__version__ < (2, 10) or torch.version.hip:
-        return False
-    return any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
+            version = sys.modules["torch"].__version__
+            return f"torch {version} keeps no record of groups with {backends}"
+    return ""
 
 
 def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
@@ -483,36 +382,51 @@ def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
     return dict(loads(dump(entries, False))) if dump else {}
 
 
+def status(world: Any) -> Mapping[str, Mapping[str, str]]:
+    """Return which NCCL collectives have ended, by a group's `uid`, if torch can tell it safely.
+
+    Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
+    """
+    torch = sys.modules["torch"]
+    if torch.__version__ < (2, 10) or torch.version.hip:
+        return {}
+    has_nccl = any("nccl" in _kinds(one) for one in dict(world.pg_backend_config).values())
+    return recorded("nccl").get("pg_status", {}) if has_nccl else {}
+
+
+def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
+    """Return the state of each process group; a rank that `has_failed` was in its last one."""
+    world = sys.modules[_MODULE]._world
+    entries = recorded("fr", entries=True).get("entries", [])
+    if has_failed and entries:
+        entries[-1]["retired"] = False
+    return groups(world, entries, status(world))
+
+
 def groups(
-    world: Any,
-    names: Mapping[Any, str],
-    entries: Sequence[dict[str, Any]],
-    status: Mapping[str, Mapping[str, str]],
-) -> list[dict[str, Any]]:
+    world: Any, entries: Sequence[dict[str, Any]], ended: Mapping[str, Mapping[str, str]]
+) -> list[list[Any]]:
     """Return the state of each process group (progress.Group), by torch's records.
 
-    Groups in which the rank waits come first. `entries` are gloo's, `status` is NCCL's, by a
-    group's `uid`.
+    Groups in which the rank waits come first. `entries` are gloo's, `ended` is NCCL's.
     """
-    found, seen = [], dict[str, int]()
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for one in entries:
-        if one["profiling_name"].startswith("gloo:"):
-            by_name.setdefault(one["process_group"][0], []).append(one)
+    found, seen = list[list[Any]](), dict[str, int]()
     has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
-    for group, name in names.items():
+    for group, name in dict(world.pg_names).items():
         ranks = ranges(sorted(world.pg_group_ranks[group]))
         order = seen[ranks] = seen.get(ranks, -1) + 1  # among groups of the same ranks
-        if len(ranks) > _LONGEST_RANKS:
-            continue
-        which = {"ranks": ranks, "order": order}
+        label = getattr(group, "group_desc", "")[:_LONGEST].replace("undefined", "")
         is_counted = _is_counted(world.pg_backend_config.get(group, ""))
-        if is_counted:
-            found.append({**which, **counted(group, status), "is_counted": True})
-        own = by_name.get(name, [])
+        own = [
+            one
+            for one in entries
+            if one["process_group"][0] == name and one["profiling_name"].startswith("gloo:")
+        ]
+        states = [counted(group, ended)] if is_counted else []
         if own or not is_counted:  # one group may have both NCCL and gloo
-            found.append({**which, **summary(own, _sequence(group), has_lost=has_lost)})
-    return sorted(found, key=lambda one: not one["waits"])
+            states.append(summary(own, _sequence(group), has_lost=has_lost))
+        found += [[ranks, order, label, *one] for one in states if len(ranks) <= _LONGEST_RANKS]
+    return sorted(found, key=lambda one: not one[4])
 
 
 def _is_counted(backends: str) -> bool:
@@ -528,27 +442,22 @@ def _kinds(backends: str) -> list[str]:
     return [one.rpartition(":")[2] for one in backends.split(",")]
 
 
-def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return a group's last NCCL collective; `waits` is set if it has not ended.
+def counted(group: Any, ended: Mapping[str, Mapping[str, str]]) -> list[Any]:
+    """Return a group's fields after its name, by its number of collectives.
 
-    torch numbers sends separately, but keeps only the last number of both. So the number may be
-    unknown; and a collective seems not to have ended if a send has ended after it. A backend
-    without a uid has no status: the recorder's entries are another backend's.
+    It waits in the last one if that has surely not ended. torch numbers sends separately, but keeps
+    only the last number of both. So the number may be unknown; and a collective seems not to have
+    ended if a send has ended after it. A backend without a uid has no status: the recorder's
+    entries are another backend's.
     """
-    last = _sequence(group)
-    found = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
-    if status:
+    last, waits = _sequence(group), 0
+    if ended:
         backend = group._get_backend(sys.modules["torch"].device("cuda"))
-        uid = getattr(backend, "uid", None)
-        seen = {} if uid is None else status.get(str(uid), {})
+        seen = ended.get(str(getattr(backend, "uid", "unknown")), {})
         has_ended = seen.get("last_completed_collective") == str(last)
         if seen.get("last_enqueued_collective") == str(last) and not has_ended:
-            found["waits"] = last
-    return found
-
-
-def _label(description: str) -> str:
-    return "" if description == "undefined" else description[:_LONGEST_NAME]
+            waits = last
+    return [last, waits, "", "", True]
 
 
 def _sequence(group: Any) -> int:
@@ -559,11 +468,11 @@ def _sequence(group: Any) -> int:
         return 0
 
 
-def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dict[str, Any]:
-    """Return the last collective that a recorded group has begun, and the first unfinished one.
+def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> list[Any]:
+    """Return a group's fields after its name, by the recorder's entries.
 
-    `waits` is the latter's number, 0 if there is none; `op` is its operation, `size` its input's
-    size. `count`, of all the group's operations, is used if the recorder `has_lost` its entries.
+    It waits in the first collective that has not ended. `count`, of all the group's operations, is
+    used if the recorder `has_lost` its entries.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
@@ -571,14 +480,12 @@ def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dic
         own = []  # they are an earlier group's: this one has begun nothing yet
     last = max((one["collective_seq_id"] for one in own), default=count if has_lost else 0)
     begun = [one for one in own if not one["retired"]]
-    first = min(begun, key=lambda one: int(one["collective_seq_id"]), default=None)
-    label = _label(own[0]["process_group"][1]) if own else ""
-    found = {"name": label, "last": last, "waits": 0}
-    if first:
-        found["waits"] = first["collective_seq_id"]
-        found["op"] = str(first["profiling_name"]).partition(":")[2]
-        found["size"] = input_size(first.get("input_sizes") or [], first.get("input_dtypes") or [])
-    return found
+    if not begun:
+        return [last, 0]
+    first = min(begun, key=lambda one: int(one["collective_seq_id"]))
+    op = str(first["profiling_name"]).partition(":")[2]
+    size = input_size(first.get("input_sizes") or [], first.get("input_dtypes") or [])
+    return [last, first["collective_seq_id"], op, size]
 
 
 def input_size(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> str:
@@ -597,31 +504,15 @@ def ranges(ranks: Sequence[int]) -> str:
     return ",".join(map(str, ranks))
 
 
-def calls(frame: Any) -> list[Any]:
-    """Return the calls that led to a frame, the innermost last: function, file and line of each."""
-    found: list[Any] = []
-    while frame is not None and len(found) < _MOST_CALLS:
-        code = frame.f_code
-        found.append([code.co_name[:_LONGEST], code.co_filename[-_LONGEST:], frame.f_lineno])
-        frame = frame.f_back
-    return found[::-1]
+# Where threads are.
 
 
-def _joined(frame: Any) -> list[Any] | None:
-    """Return the name and pid of the child that a thread waits for at exit, if any.
-
-    The thread is in multiprocessing's exit handler, or the thread of a pool of concurrent.futures.
-    """
-    while frame is not None:
-        name, path, child = frame.f_code.co_name, frame.f_code.co_filename, None
-        if name == "_exit_function" and path.endswith("multiprocessing/util.py"):
-            child = frame.f_locals.get("p")
-        elif name == "run" and path.endswith("concurrent/futures/process.py"):
-            child = next(iter(dict(frame.f_locals["self"].processes).values()), None)
-        if child:
-            return [str(child.name)[:_LONGEST_NAME], int(child.pid)]
-        frame = frame.f_back
-    return None
+def written(frame: Any) -> list[str]:
+    """Return the calls that led to a frame as faulthandler writes them, the innermost first."""
+    return [
+        f'  File "{code.co_filename[-_LONGEST:]}", line {line or 0} in {code.co_name[:_LONGEST]}'
+        for code, line in [(one.f_code, one.f_lineno) for one in _outward(frame)[:_MOST_CALLS]]
+    ]
 
 
 def current_frames() -> dict[int, Any]:

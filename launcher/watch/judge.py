@@ -1,25 +1,31 @@
 """The coordinator's part of the watch: when a stall is logged, and when it is a failure. Pure.
 
-It receives the hosts' reports. `check` returns what is due: lines for the log and stacks; it sets
-`hang` if the coordinator must fail the attempt. launcher/watch/__init__.py explains when and why.
-Times are on the clock time.monotonic(), waits in seconds.
+It receives the hosts' reports and requests for stacks. Each function returns the new state, and
+lines for the log or commands to all hosts; `hang` is set if the coordinator must fail the attempt.
+launcher/watch/__init__.py explains when and why. Times are on the clock time.monotonic(), waits in
+seconds.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Union
 
+from launcher.job.options import Options
+from launcher.result.causes import Failure, of_hang
+from launcher.text.words import Log
 from launcher.watch import sentences, stacks
-from launcher.watch.progress import StalledRank
+from launcher.watch.progress import AllStacks, CollectStacks, Command, NoProgressReport
 from launcher.watch.waits import Finding, Reported, ReportedRanks, findings
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
 _PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
 _REPORT_SECONDS = 3.0  # after a poll, until its replies are known here
-_ONE_LINE_SECONDS = 1.0  # between idle ranks that share one line
 _MOST_LINES = 5  # at once
+# torch's words for a collective that did not complete within the group's own timeout.
+_TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
 
 
 class Stall(NamedTuple):
@@ -29,22 +35,17 @@ class Stall(NamedTuple):
     notice_at: float  # when it is logged next
     logged: str = ""  # the reason that was logged last; "": none yet
     progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
-    root_has_progress: bool = False
 
 
-class Idle(NamedTuple):
-    """A rank that still runs after its script, or stands still before any collective."""
+class Gathering(NamedTuple):
+    """The current request for stacks, if any: by the log, by users, or by a rank's failure."""
 
-    rank: StalledRank
-    since: float
-    notice_at: float
-
-
-class Hang(NamedTuple):
-    """Why the attempt has failed."""
-
-    text: str
-    may_restart: bool
+    number: int = 0
+    deadline: float = math.inf
+    is_for_log: bool = False
+    is_for_users: bool = False
+    may_signal: bool = False  # ranks that do not reply
+    received: Mapping[str, tuple[tuple[int, str], ...]] = {}  # by host: ranks, and their stacks
 
 
 class Stalls(NamedTuple):
@@ -53,51 +54,59 @@ class Stalls(NamedTuple):
     The coordinator begins it with all hosts in `busy`.
     """
 
-    notify: float = math.inf  # --launcher-hang-notify
-    timeout: float = math.inf  # --launcher-hang-timeout
-    every: float = math.inf  # --launcher-watch: between polls
+    options: Options = Options()
     reports: Mapping[str, tuple[Reported, ...]] = {}  # by host
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
-    idle: Mapping[int, Idle] = {}  # by rank
     # Hosts with a rank that is still working.
     busy: frozenset[str] = frozenset()
-    hang: Hang | None = None
-    notes: bool = True  # --launcher-notes
+    hang: Failure | None = None
     alone: Mapping[str, int] = {}  # how many ranks of a host have succeeded, if each worked alone
-    gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
+    gathering: Gathering = Gathering()
 
     @property
     def patience(self) -> float:
         """The age of a stall when it is first logged."""
-        return min(self.notify, self.timeout)
+        return min(self.options.hang_notify, self.options.hang_timeout)
 
     def over_at(self, since: float) -> float:
         """When a stall from then on has surely lasted for the time-out: after two polls."""
-        return since + self.timeout + 2 * self.every + _REPORT_SECONDS
-
-    def next_notice(self, since: float, now: float) -> float:
-        """When to log again what is logged now: at twice its age."""
-        return since + 2 * max(self.notify, now - since)
+        return since + self.options.hang_timeout + 2 * self.options.watch + _REPORT_SECONDS
 
 
-# Reports of hosts.
+Step = tuple[Stalls, tuple[Union[Log, Command], ...]]
 
 
-def host_reported(
-    state: Stalls, host: str, ranks: Sequence[StalledRank], now: float, others: int = 1
-) -> Stalls:
-    """Receive a host's ranks without progress; other hosts may report at the same time.
+# Reports of hosts, and requests.
 
-    `others` counts its ranks that are still working: that neither wait nor run on after their
-    script.
+
+def reported(
+    state: Stalls,
+    host: str,
+    report: NoProgressReport,
+    hosts: Collection[str],
+    now: float,
+    *,
+    is_running: bool = True,
+) -> Step:
+    """Receive a host's report; show the stacks when those of all hosts have arrived.
+
+    After a rank's failure, reports change nothing, unless they were requested after it.
     """
-    reports = tuple(Reported(host, rank, now - rank.unchanged) for rank in ranks)
-    analyse_at = min(state.analyse_at, now + _SETTLE_SECONDS)
-    busy = state.busy | {host} if others else state.busy - {host}
-    return state._replace(
-        reports={**state.reports, host: reports}, analyse_at=analyse_at, busy=busy
-    )
+    gathering = state.gathering
+    is_reply = bool(report.number) and report.number == gathering.number
+    if is_running or is_reply:
+        ranks = tuple(Reported(host, one, now - one.unchanged) for one in report.ranks)
+        state = state._replace(
+            reports={**state.reports, host: ranks},
+            analyse_at=min(state.analyse_at, now + _SETTLE_SECONDS),
+            busy=state.busy | {host} if report.others else state.busy - {host},
+        )
+    if not is_reply or gathering.deadline == math.inf:
+        return state, ()
+    received = {**gathering.received, host: report.stacks}
+    state = state._replace(gathering=gathering._replace(received=received))
+    return (state, ()) if set(hosts) - set(received) else _shown(state, hosts)
 
 
 def host_succeeded(state: Stalls, host: str, alone: int) -> Stalls:
@@ -108,117 +117,129 @@ def host_succeeded(state: Stalls, host: str, alone: int) -> Stalls:
 def nothing_exchanged(state: Stalls) -> tuple[str, ...]:
     """Return the log line if the ranks of a successful job did not work together."""
     count = sum(state.alone.values())
-    if not state.notes or count < 2 or not all(state.alone.values()):
+    if not state.options.notes or count < 2 or not all(state.alone.values()):
         return ()
     return (sentences.nothing_exchanged(count),)
+
+
+def stacks_requested(state: Stalls, now: float) -> Step:
+    """Collect stacks for a user."""
+    return _collect(state, now, may_signal=True, is_for_users=True)
+
+
+def failed(state: Stalls, text: str, now: float) -> Step:
+    """Have all hosts report at once if a rank failed because a collective did not complete."""
+    if not state.options.watch or not _TIMED_OUT.search(text):
+        return state, ()
+    return _collect(state, now, may_signal=False)
+
+
+def _collect(state: Stalls, now: float, *, may_signal: bool, **reader: Any) -> Step:
+    """Have all hosts collect stacks, unless they already do; note for whom."""
+    gathering = state.gathering._replace(**reader)
+    if gathering.deadline < math.inf and gathering.may_signal >= may_signal:
+        return state._replace(gathering=gathering), ()
+    number, deadline = gathering.number + 1, now + stacks.GATHER_SECONDS
+    gathering = gathering._replace(
+        number=number, deadline=deadline, may_signal=may_signal, received={}
+    )
+    return state._replace(gathering=gathering), (CollectStacks(number, may_signal),)
+
+
+def _shown(state: Stalls, hosts: Collection[str]) -> Step:
+    """Show the stacks to all who have requested them."""
+    gathering = state.gathering
+    state = state._replace(gathering=Gathering(gathering.number))
+    lines = tuple(stacks.shown(gathering.received, hosts))
+    logs = map(Log, lines if gathering.is_for_log else ())
+    return state, (*logs, *((AllStacks(lines),) if gathering.is_for_users else ()))
 
 
 # What is due.
 
 
-def due(state: Stalls) -> float:
-    """Return when `check` is due; infinite: never, as while all ranks make progress."""
-    if state.hang:
-        return math.inf
-    notices = [one.notice_at for one in state.idle.values()]
+def due(state: Stalls, *, is_running: bool = True) -> float:
+    """Return when `time_is_up` has something to do; infinite: never, while all make progress."""
+    if state.hang or not is_running:
+        return state.gathering.deadline
     stalls = [_due(stall, state) for stall in state.stalls]
-    return min((state.analyse_at, _run_on_too_long_at(state), *notices, *stalls))
+    return min((state.gathering.deadline, state.analyse_at, *stalls))
 
 
 def _due(stall: Stall, state: Stalls) -> float:
     if stall.progress_at < math.inf:
         return stall.progress_at + _PROGRESS_SECONDS
-    finding = stall.finding
-    if not finding.is_sure:
+    if not stall.finding.is_sure:
         return math.inf
-    # An incomplete group ends nothing: there is no collective yet.
-    return min(stall.notice_at, math.inf if finding.is_making else state.over_at(finding.since))
+    return min(stall.notice_at, _over_at(stall.finding, state))
 
 
-def _run_on_too_long_at(state: Stalls) -> float:
-    """Return when ranks have run on too long after their scripts, if no rank is working."""
-    if state.busy or not _running_on(state):
+def _over_at(finding: Finding, state: Stalls) -> float:
+    """Return when a finding fails the attempt; infinite: never."""
+    if finding.ends_job:
+        return state.over_at(finding.since)
+    if not finding.runs_on or state.busy:
         return math.inf
+    # Ranks run on after their scripts, and no rank is working.
     reports = [one for host in state.reports.values() for one in host]
     idle = [one.since for one in reports if one.state.runs_on or one.state.waits]
     return state.over_at(max(idle, default=math.inf))
 
 
-def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
-    """Return the lines that are due for the log, and whether to log stacks of a new stall.
+def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
+    """Log what is due; show stacks without those of late hosts.
 
     `hang` is set when the user's time-out is reached.
     """
+    if now >= state.gathering.deadline:
+        return _shown(state, hosts)
     if now >= state.analyse_at:
         state = _analysed(state, now)
-    state, lines = _notice_idle(state, now)
-    hang, stalls, is_new = state.hang, list[Stall](), False
-    run_on = _running_on(state)
-    if not hang and now >= _run_on_too_long_at(state):
-        hang = Hang(sentences.runs_on(run_on), may_restart=False)
+    hang, stalls, lines, is_new = state.hang, list[Stall](), list[str](), False
+    run_on = {rank for one in state.stalls if one.finding.runs_on for rank in one.finding.root}
     for stall in state.stalls:
+        finding = stall.finding
         if now < _due(stall, state):
             stalls.append(stall)
-            continue
-        finding = stall.finding
-        if stall.progress_at < math.inf:
+        elif stall.progress_at < math.inf:  # drop it
             lines.append(sentences.progress(finding, stall.progress_at))
-            continue  # drop it
-        if now >= stall.notice_at:
-            reason = sentences.reason(finding)
-            lines.append(sentences.stall(finding, now, "" if reason == stall.logged else reason))
-            is_new = is_new or not (stall.logged or finding.is_making)
-            notice_at = state.next_notice(finding.since, now)
-            stall = stall._replace(notice_at=notice_at, logged=reason)
-        if not (hang or finding.is_making) and now >= state.over_at(finding.since):
-            # A rank whose script has ended may be making its last save.
-            may_restart = not any(rank in run_on for rank in finding.root)
-            hang = Hang(sentences.stall(finding, now), may_restart)
-        stalls.append(stall)
+        else:
+            line = sentences.line(finding, now, stall.logged)
+            if now >= stall.notice_at:
+                lines.append(line)
+                is_new = is_new or (finding.ends_job and not stall.logged)
+                notice_at = finding.since + 2 * max(state.options.hang_notify, now - finding.since)
+                logged = sentences.reason(finding, now)
+                stall = stall._replace(notice_at=notice_at, logged=logged)
+            if now >= _over_at(finding, state):
+                # A rank whose script has ended may be making its last save.
+                may_restart = run_on.isdisjoint(finding.root)
+                hang = hang or of_hang(sentences.line(finding, now), may_restart=may_restart)
+            stalls.append(stall)
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more like these."]
-    return state._replace(stalls=tuple(stalls), hang=hang), lines, is_new
+    state, actions = state._replace(stalls=tuple(stalls), hang=hang), tuple[Any, ...]()
+    if is_new:  # for the log, ranks get a signal only if this stall ends the job anyway
+        may_signal = state.options.hang_timeout < math.inf
+        state, actions = _collect(state, now, may_signal=may_signal, is_for_log=True)
+    return state, (*map(Log, lines), *actions)
 
 
-def _notice_idle(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
-    """Return the lines that are due for idle ranks: one of a kind, also for those due soon."""
-    if all(now < one.notice_at for one in state.idle.values()):
-        return state, []
-    soon = now + _ONE_LINE_SECONDS
-    due_now = {rank: one for rank, one in state.idle.items() if one.notice_at <= soon}
-    noticed = {
-        rank: one._replace(notice_at=state.next_notice(one.since, now))
-        for rank, one in due_now.items()
-    }
-    run_on = {rank: one.rank for rank, one in due_now.items() if one.rank.runs_on}
-    silent = {rank: one for rank, one in due_now.items() if not one.rank.runs_on}
-    lines = [sentences.runs_on(run_on)] if run_on else []
-    if silent:
-        first = silent[min(silent)]
-        lines.append(sentences.silent(first.rank, now - first.since, len(silent) - 1))
-    return state._replace(idle={**state.idle, **noticed}), lines
+def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
+    """Return why a rank that failed with this text had waited, "" if unknown.
 
-
-def _running_on(state: Stalls) -> Mapping[int, StalledRank]:
-    """Return the ranks that still run after their script."""
-    return {number: one.rank for number, one in state.idle.items() if one.rank.runs_on}
-
-
-def reason_of_wait(state: Stalls, rank: int, now: float, *, is_timeout: bool = False) -> str:
-    """Return why a rank waited that torch's time-out has ended, "" if unknown.
-
-    If its own words show that it `is_timeout`, that wait may not have been logged yet.
+    If the text shows a time-out of torch's, that wait may not have been logged yet.
     """
+    is_timeout = bool(_TIMED_OUT.search(text))
     if is_timeout and state.analyse_at < math.inf:
         state = _analysed(state, now)
     for stall in state.stalls:
         finding = stall.finding
-        is_known = finding.is_sure and finding.root and not stall.root_has_progress
-        waits = rank in finding.ranks and rank not in finding.root
-        if is_known and waits and now >= finding.since + state.notify:
-            return sentences.stall(finding, min(now, stall.progress_at))
-        if is_known and waits and is_timeout:
-            return f"{sentences.reason(finding)}."
+        if finding.is_sure and finding.root and rank in finding.ranks and rank not in finding.root:
+            if now >= finding.since + state.options.hang_notify:
+                return sentences.line(finding, min(now, stall.progress_at))
+            if is_timeout:
+                return f"{sentences.reason(finding, now)}."
     return ""
 
 
@@ -234,18 +255,16 @@ def _analysed(state: Stalls, now: float) -> Stalls:
             by_rank.setdefault(rank, []).append(number)
     stalls, continued = [], set[int]()
     for finding in findings(reports):
-        if finding.is_making and not state.notes:
+        if not (state.options.notes or finding.ends_job or finding.runs_on):
             continue
         near = {number for rank in finding.ranks for number in by_rank.get(rank, ())}
         same = [number for number in near if _continues(finding, state.stalls[number])]
         stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
         continued.update(same)
     for number, stall in enumerate(state.stalls):
-        if stall.logged and number not in continued:
+        if stall.logged and stall.finding.waits and number not in continued:
             stalls.append(_with_progress(stall, reports, now))
-    named = {rank for stall in stalls for rank in stall.finding.ranks}
-    idle = _idle(state, reports, named)
-    return state._replace(stalls=tuple(stalls), idle=idle, analyse_at=math.inf)
+    return state._replace(stalls=tuple(stalls), analyse_at=math.inf)
 
 
 def _continues(finding: Finding, stall: Stall) -> bool:
@@ -263,23 +282,11 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stal
 
 
 def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
-    """Return a stall that is no longer found, with the time of its progress."""
-    root = stall.finding.root
-    root_has_progress = any(stall.finding.has_progress(rank, reports) for rank in root)
-    return stall._replace(
-        progress_at=min(stall.progress_at, now),
-        root_has_progress=stall.root_has_progress or root_has_progress,
-    )
+    """Return a stall that is no longer found, with the time of its progress.
 
-
-def _idle(state: Stalls, reports: ReportedRanks, named: Collection[int]) -> Mapping[int, Idle]:
-    """Return the idle ranks, without silent ones that are `named`; since when they are idle."""
-    found = {}
-    for number, one in reports.items():
-        is_silent = one.state.silent and state.notes and number not in named
-        if one.state.runs_on or is_silent:
-            before = state.idle.get(number)
-            if before is None or bool(before.rank.runs_on) != bool(one.state.runs_on):
-                before = Idle(one.state, one.since, one.since + state.patience)
-            found[number] = before._replace(rank=one.state)
-    return found
+    It is no reason for what follows if the ranks that others waited for have made progress.
+    """
+    finding = stall.finding
+    may_wait = not any(finding.has_progress(rank, reports) for rank in finding.root)
+    finding = finding._replace(is_sure=finding.is_sure and may_wait)
+    return stall._replace(finding=finding, progress_at=min(stall.progress_at, now))

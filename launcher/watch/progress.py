@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from launcher.text import wire
-from launcher.text.words import printable
+from typing import Any, NamedTuple, Union
 
 MOST_GROUPS = 64  # of a rank's reply, at most
-REPORT_BYTES = 60_000  # of a host's message, which may have 64 KiB
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
-# In characters.
-_LONGEST_NAME, _LONGEST_SECONDS = 100, 24
 _MOST_RANKS = 1 << 17
 
 Key = tuple[str, int, bool]
@@ -50,13 +42,20 @@ class Group(NamedTuple):
 
     @property
     def members(self) -> range | tuple[int, ...]:
-        """The numbers of its ranks."""
-        return members(self.ranks)
+        """The numbers of its ranks, none if the text is not valid."""
+        first, _, rest = self.ranks.partition("-")
+        last, _, step = rest.partition(":")
+        try:
+            if not rest:
+                return tuple(map(int, self.ranks.split(",")))
+            return range(int(first), min(int(last), _MOST_RANKS) + 1, int(step or 1))
+        except ValueError:
+            return ()
 
     def short(self) -> list[Any]:
         """Return its fields, without those at the end that have their defaults.
 
-        Most groups have little to report: wire.py writes them in this form.
+        Most groups have little to report: wire.py writes them in this form, and ranks send it.
         """
         fields = list(self)
         while fields[1:] and fields[-1] == self._field_defaults[self._fields[len(fields) - 1]]:
@@ -93,91 +92,42 @@ class StalledRank(NamedTuple):
     def has_ended(self) -> bool:
         return self.trouble.startswith((ENDED, ENDS))
 
-    def last_begun(self, key: Key) -> int | None:
-        """Return its last collective in a group, 0 if none, None if unknown."""
-        for group in self.groups:
-            if group.key == key:
-                return group.last
-        return None if len(self.groups) >= MOST_GROUPS else 0
-
     def without_waits(self, trouble: str) -> StalledRank:
         """Return this rank as one that has continued from where it waited."""
         groups = tuple(group._replace(waits=0) for group in self.groups)
         return self._replace(trouble=trouble, groups=groups)
 
 
-def members(ranks: str) -> range | tuple[int, ...]:
-    """Return the ranks of a text such as `0-7`, `0-56:8` or `0,1,5`.
+class NoProgressReport(NamedTuple):
+    """The ranks of a host that have made no progress for a while: the full list, each time.
 
-    Raises ValueError if it is not valid.
+    `others` counts its ranks that are still working: they neither wait in a collective nor run on
+    after their script. In reply to CollectStacks of a `number`: all of its ranks, and the stacks of
+    each.
     """
-    if "-" not in ranks:
-        return tuple(_number(text) for text in ranks.split(","))
-    first, _, rest = ranks.partition("-")
-    last, _, step = rest.partition(":")
-    return range(_number(first), _number(last) + 1, _number(step or "1"))
+
+    attempt: int
+    ranks: tuple[StalledRank, ...]
+    others: int = 1
+    number: int = 0
+    stacks: tuple[tuple[int, str], ...] = ()
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) > _MOST_RANKS:
-        raise ValueError(text)
-    return int(text)
+class StacksRequest(NamedTuple):
+    """A user at a host requests the stacks of all ranks."""
 
 
-# Data from a rank.
+class CollectStacks(NamedTuple):
+    """Report ranks' progress and stacks; a rank that does not reply may get a signal."""
+
+    number: int
+    may_signal: bool
 
 
-def groups_of(values: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
-    """Return the groups of a reply. Raises one of several errors if they are not valid."""
-    defaults = Group._field_defaults  # defaults are not sent
-    groups = []
-    for value in values[:MOST_GROUPS]:
-        group: Group = wire.read(Group, {**defaults, **value})
-        members(group.ranks)  # raises ValueError if they are not valid
-        name, op, size = map(_name, (group.name, group.op, group.size))
-        groups.append(group._replace(name=name, op=op, size=size))
-    return tuple(groups)
+class AllStacks(NamedTuple):
+    """The stacks of all ranks, for users who have requested them."""
+
+    lines: tuple[str, ...]
 
 
-def _name(text: str) -> str:
-    return printable(text)[:_LONGEST_NAME]
-
-
-def within(ranks: Iterable[StalledRank], world: int) -> tuple[StalledRank, ...]:
-    """Return the ranks whose numbers, and whose groups' numbers, are of a job with `world` ranks.
-
-    The others count as ranks that make progress: no stall is found among ranks that wait for them.
-    """
-    return tuple(
-        one
-        for one in ranks
-        if one.rank < world and all(_are_within(group.ranks, world) for group in one.groups)
-    )
-
-
-def _are_within(ranks: str, world: int) -> bool:
-    try:
-        numbers = members(ranks)
-    except ValueError:
-        return False
-    return max(numbers[-1:] if isinstance(numbers, range) else numbers, default=0) < world
-
-
-def size_of(ranks: Iterable[StalledRank]) -> int:
-    """Return how many bytes these ranks take in a message, whatever their age."""
-    timeless = (wire.written(rank._replace(unchanged=0)) for rank in ranks)
-    return sum(len(json.dumps(rank)) + _LONGEST_SECONDS for rank in timeless)
-
-
-def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]:
-    """Return as many of these ranks as fit into so many bytes of a message.
-
-    The others count as ranks that make progress, too.
-    """
-    kept, remaining = [], limit
-    for rank in ranks:
-        remaining -= size_of([rank])
-        if remaining < 0:
-            break
-        kept.append(rank)
-    return tuple(kept)
+Command = Union[CollectStacks, AllStacks]  # for all hosts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from launcher.text.words import join_and_count, lasted, named_rank, plural
-from launcher.watch.progress import Group, StalledRank
+from launcher.text.words import join_and_count, lasted, named_rank, plural, printable
+from launcher.watch.progress import Group
 from launcher.watch.waits import Finding, Reported, ReportedRanks, Wait
 
 _MOST_NAMED = 4  # ranks
@@ -16,34 +16,18 @@ _LOCK = re.compile("baton|lock|Lock")
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 
-def stall(finding: Finding, now: float, why: str | None = None) -> str:
-    """Return a stall, how long it has lasted, and why; "": for the reason that was logged."""
+def line(finding: Finding, now: float, logged: str = "") -> str:
+    """Return the line of a finding: how long it has lasted, and why, unless that is `logged`."""
+    why = reason(finding, now)
+    if not finding.waits:
+        return f"{why}."
     lasting = f"ranks have made no progress for {lasted(now - finding.since)}"
-    if why is None:
-        why = reason(finding)
-    return f"{lasting}: {why}." if why else f"{lasting}, for the same reason."
+    return f"{lasting}, for the same reason." if why == logged else f"{lasting}: {why}."
 
 
 def progress(finding: Finding, at: float) -> str:
     """Return that a stall ended at a time."""
     return f"ranks are making progress again after {lasted(at - finding.since)}."
-
-
-def runs_on(ranks: Mapping[int, StalledRank]) -> str:
-    """Return what keeps a rank alive after its script, and the number of other such ranks."""
-    number, more = min(ranks), len(ranks) - 1
-    what = f"rank {number}'s script has ended, but its process is still running"
-    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
-    return f"{what}: {ranks[number].runs_on}{others}."
-
-
-def silent(rank: StalledRank, seconds: float, more: int) -> str:
-    """Return where a rank stands still before any collective, and how many more do."""
-    where = f"rank {rank.rank} has begun no collective: it is in {rank.silent}"
-    hint = " (a lock file of a run that was killed?)" if _LOCK.search(rank.silent) else ""
-    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
-    note = f"; {rank.note}" if rank.note else ""
-    return f"{where}, for {lasted(seconds)}{hint}{others}{note}."
 
 
 def nothing_exchanged(count: int) -> str:
@@ -58,20 +42,35 @@ def nothing_exchanged(count: int) -> str:
     )
 
 
-def reason(finding: Finding) -> str:
-    """Return why ranks wait."""
-    if finding.is_circle:
+def reason(finding: Finding, now: float) -> str:
+    """Return why ranks wait, or where idle ranks are."""
+    if not finding.waits:
+        why = _idle(finding, now)
+    elif finding.is_circle:
         why = _circle(finding)
     else:
         why = (_absent if finding.root else _incomplete)(finding)
     notes = [one.state.note for _, one in sorted(finding.ranks.items()) if one.state.note]
-    return f"{why}; {notes[0]}" if notes else why
+    return printable("; ".join([why, *notes[:1]]))
+
+
+def _idle(finding: Finding, now: float) -> str:
+    """Return where ranks are that run on after their scripts, or stand still."""
+    first = finding.ranks[finding.root[0]]
+    number, silent, more = first.state.rank, first.state.silent, len(finding.root) - 1
+    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
+    if finding.runs_on:
+        has_ended = f"rank {number}'s script has ended, but its process is still running"
+        return f"{has_ended}: {first.state.runs_on}{others}"
+    hint = " (a lock file of a run that was killed?)" if _LOCK.search(silent) else ""
+    lasting = f"for {lasted(now - first.since)}{hint}"
+    return f"rank {number} has begun no collective: it is in {silent}, {lasting}{others}"
 
 
 def _absent(finding: Finding) -> str:
     wait, root = finding.waits[0], [finding.ranks[rank] for rank in finding.root]
     if wait.group.is_counted and root[0].state.trouble:
-        last = f"no rank has begun a collective after #{wait.group.waits} of {_name(wait.group)}"
+        last = f"no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
     count, have = len(wait.waiting), _verb(root, "has", "have")
     others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"

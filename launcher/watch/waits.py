@@ -1,14 +1,14 @@
 """Who waits for whom: the coordinator's findings about ranks without progress. Pure.
 
-launcher/watch/__init__.py defines a wait, its root and a stall. There are two kinds of groups:
+Of a group in which ranks wait, those that have begun least are absent; of these, those that wait
+nowhere else are at the root; where there is none, ranks wait for each other, or a collective does
+not complete. launcher/watch/__init__.py explains it.
 
-- In a recorded group (gloo's) each rank reports in which collective it waits: so we know who waits,
-  and who is absent.
+- In a recorded group (gloo's) each rank reports in which collective it waits.
 - In a counted group (NCCL's) each rank reports how many collectives it has begun, and perhaps that
   the last has not ended. Ranks run ahead of their GPUs: those that have begun more than others
-  count as waiting in the first collective that not all have begun, unless the ranks behind are held
-  up in their last one. If all have begun the same number, nobody surely waits, unless a member does
-  not reply.
+  count as waiting. If all have begun the same number, nobody surely waits; but a member that does
+  not reply counts as one that has begun less.
 
 Findings are plain values; sentences.py puts them in words.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.watch.progress import Group, Key, StalledRank
+from launcher.watch.progress import MOST_GROUPS, Group, Key, StalledRank
 
 
 class Reported(NamedTuple):
@@ -47,8 +47,9 @@ class Finding(NamedTuple):
 
     The ranks at the `root` are absent from the first of `waits`, and wait nowhere; or they wait for
     each other, each rank in the wait at the same index. Without a root, all members have begun the
-    first of `waits`, and it does not complete. Unless it `is_sure` that a rank still waits, nothing
-    is logged and nothing is ended.
+    first of `waits`, and it does not complete. Without `waits`, all ranks are at the root, and
+    idle: they run on after their scripts, or stand still before any collective. Unless it `is_sure`
+    that a rank still waits, nothing is logged and nothing is ended.
     """
 
     ranks: ReportedRanks
@@ -58,19 +59,26 @@ class Finding(NamedTuple):
     is_sure: bool = True
 
     @property
-    def is_making(self) -> bool:
-        """Whether ranks wait for others to make a group with them, and in no collective."""
+    def ends_job(self) -> bool:
+        """Whether it may end the attempt: ranks wait in a collective, not to make a group."""
         groups = [group for one in self.ranks.values() for group in one.state.groups]
-        return {group.is_making for group in groups if group.waits} == {True}
+        return bool(self.waits) and {one.is_making for one in groups if one.waits} != {True}
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether it is about ranks that run on after their scripts."""
+        return not self.waits and bool(self.ranks[min(self.root)].state.runs_on)
 
     @property
     def is_circle(self) -> bool:
         """Whether the ranks at the root wait for each other."""
-        return not set(self.root).isdisjoint(self.waits[0].waiting)
+        return any(rank in wait.waiting for wait in self.waits[:1] for rank in self.root)
 
     def continues(self, earlier: Finding) -> bool:
         """Tell whether this is an earlier stall, with more facts now."""
         both = self.ranks.keys() & earlier.ranks.keys()
+        if (bool(self.waits), self.runs_on) != (bool(earlier.waits), earlier.runs_on):
+            return False
         return bool(both) and not any(earlier.has_progress(rank, self.ranks) for rank in both)
 
     def has_progress(self, rank: int, later: ReportedRanks) -> bool:
@@ -82,15 +90,20 @@ class Finding(NamedTuple):
 
 
 def findings(reports: ReportedRanks) -> list[Finding]:
-    """Return all stalls."""
-    found = []
+    """Return all stalls; last the ranks that run on, and those that stand still elsewhere."""
+    found, named = list[Finding](), set[int]()
     for members, waits in _connected(_waits(reports)):
         if all(rank in reports for rank in members):
+            named |= members
             ranks = {rank: reports[rank] for rank in members}
             since = max(one.since for one in ranks.values())
             is_sure = any(wait.is_sure for wait in waits)
-            root, of_root = _reason(waits, reports)
-            found.append(Finding(ranks, root, of_root, since, is_sure))
+            found.append(Finding(ranks, *_reason(waits, reports), since, is_sure))
+    run_on = {rank: one for rank, one in reports.items() if one.state.runs_on}
+    silent = {rank: one for rank, one in reports.items() if one.state.silent and rank not in named}
+    for idle in filter(None, (run_on, silent)):
+        since = min(one.since for one in idle.values())
+        found.append(Finding(idle, tuple(sorted(idle)), (), since))
     return found
 
 
@@ -128,66 +141,60 @@ def _connected(waits: Sequence[Wait]) -> list[tuple[set[int], list[Wait]]]:
 
 def _waits(reports: ReportedRanks) -> list[Wait]:
     """Return each collective in which ranks wait, the one with the most waiting ranks first."""
-    recorded: dict[tuple[Key, int], dict[int, Group]] = {}
-    counted: dict[Key, dict[int, Group]] = {}
+    views: dict[Key, dict[int, Group]] = {}
     for number, one in sorted(reports.items()):
         for group in one.state.groups:
-            if group.is_counted and not one.state.trouble:
-                counted.setdefault(group.key, {})[number] = group
-            elif group.waits and not group.is_counted:
-                recorded.setdefault((group.key, group.waits), {})[number] = group
-    waits = [wait for views in recorded.values() for wait in _recorded_waits(views, reports)]
-    waits += [wait for views in counted.values() for wait in _counted_waits(views, reports)]
+            views.setdefault(group.key, {})[number] = group
+    waits = [wait for group in views.values() for wait in _waits_in(group, reports)]
     return sorted(waits, key=lambda wait: (-len(wait.waiting), wait.group))
 
 
-# Both take `views`: a group as seen by its ranks that wait, or reply.
-
-
-def _recorded_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
-    """Return the wait of these ranks in one collective of a recorded group."""
-    group = next(iter(views.values()))
-    absent = [one for one in group.members if one in reports and _lacks(reports[one].state, group)]
-    replying = tuple(rank for rank in views if not reports[rank].state.trouble)
-    if absent:
-        return [Wait(group, tuple(views), tuple(absent), is_sure=bool(replying))]
-    return [Wait(group, replying, ())] if replying else []  # otherwise all may have continued
-
-
-def _lacks(rank: StalledRank, group: Group) -> bool:
-    """Tell whether a rank has surely not begun the collective in which another rank waits."""
-    last = rank.last_begun(group.key)
-    return last is not None and last < group.waits
-
-
-def _counted_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
-    """Return the waits in a counted group, by the ranks that reply."""
+def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
+    """Return the waits in a group, as its ranks see it."""
     furthest = max(views.values(), key=lambda view: view.last)
-    least = min(view.last for view in views.values())
-    is_uneven = least < furthest.last
-    unknown = [rank for rank in furthest.members if rank in reports and rank not in views]
-    silent = [rank for rank in unknown if _may_be_behind(reports[rank].state, furthest, is_uneven)]
-    if silent and furthest.last:
-        # Their progress is unknown; ranks that have ended may have completed everything.
-        is_sure = is_uneven or not all(reports[rank].state.has_ended for rank in silent)
-        in_last = furthest._replace(waits=furthest.last)
-        return [Wait(in_last, tuple(views), tuple(silent), is_sure)]
+    members = [rank for rank in sorted({*furthest.members, *views}) if rank in reports]
+    counts = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
+    begun = {rank: count for rank, count in counts.items() if count is not None}
+    least = min(begun.values())
+    awake = [rank for rank in views if not reports[rank].state.trouble]
+    inside = [rank for rank, view in views.items() if view.waits]
+    waiting = {*inside, *(awake if furthest.is_counted else ())}
+    ahead = tuple(rank for rank in views if begun[rank] > least and rank in waiting)
+    behind = [rank for rank, count in begun.items() if count == least]
+    absent = tuple(rank for rank in behind if rank not in inside or rank not in awake)
     waits = []
-    behind = {rank: view for rank, view in views.items() if view.last == least}
-    ahead = [rank for rank in views if rank not in behind]
-    absent = [rank for rank, view in behind.items() if not view.waits]
     if ahead and absent:
-        waits.append(Wait(furthest._replace(waits=least + 1), tuple(ahead), tuple(absent)))
-    # In a collective that all have begun, ranks wait whose GPUs have not ended it.
-    unfinished = [rank for rank, view in (behind if absent else views).items() if view.waits]
-    if unfinished and not unknown:
-        waits.append(Wait(furthest._replace(waits=least), tuple(unfinished), ()))
+        number = least + 1
+        if not furthest.is_counted:  # how far a silent rank is may be unknown
+            number = max(number, min(views[rank].waits for rank in ahead))
+        may_have_ended = all(reports[rank].state.has_ended for rank in absent)
+        sure = [rank for rank in ahead if rank in awake and (rank in inside or not may_have_ended)]
+        waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, bool(sure)))
+        inside = [rank for rank in inside if rank in behind]
+    held = tuple(rank for rank in inside if rank in awake)
+    if held and None not in counts.values():  # all have begun it
+        group = _in_collective(views, furthest, min(views[rank].waits for rank in held))
+        waits.append(Wait(group, held, ()))
     return waits
 
 
-def _may_be_behind(silent: StalledRank, furthest: Group, is_uneven: bool) -> bool:
-    """Tell whether the others may wait for a rank that does not reply."""
-    if not silent.trouble:
-        return False
-    is_behind = (silent.last_begun(furthest.key) or 0) < furthest.last
-    return is_behind or not (is_uneven or silent.has_ended)
+def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int | None:
+    """Return how many collectives a member has surely begun, None if unknown.
+
+    A silent rank's count is that of its last reply. If counts alone show that others wait, it
+    counts as one that they may wait for.
+    """
+    if view is None:
+        is_known = bool(rank.trouble) or not furthest.is_counted
+        return 0 if is_known and len(rank.groups) < MOST_GROUPS else None
+    if furthest.is_counted and rank.trouble and not rank.has_ended:
+        return min(view.last, max(furthest.last - 1, 0))
+    return view.last
+
+
+def _in_collective(views: Mapping[int, Group], furthest: Group, number: int) -> Group:
+    """Return a group as a rank sees it that waits in a collective, if its calls are recorded."""
+    for view in views.values():
+        if view.waits == number and not view.is_counted:
+            return view
+    return furthest._replace(waits=number, op="", size="")

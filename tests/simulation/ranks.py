@@ -112,15 +112,13 @@ class Rank(Process):
         """Say how far it is, and where (launcher/watch/in_rank.py)."""
         if self.is_held or not self.is_ready or not self.job.plan.watch or "signal" in request:
             return
-        world, where = self.world, [["", [["step", "train.py", 7]]]]
+        world, where = self.world, [["", ['  File "train.py", line 7 in step'], False]]
         stands = world.up == world.size and not world.broken and world.late_from < self.clock.now
         if not stands or not (self.waits or self is world.late):
             self._say(**request, **({"threads": where} if "stacks" in request else {}))
             return
-        group: dict[str, Any] = {"ranks": f"0-{world.size - 1}" if world.size > 1 else "0"}
-        group |= {"last": 6, "waits": 0}
-        if self is not world.late:
-            group |= {"last": 7, "waits": 7, "op": "all_reduce"}
+        begun = [6, 0] if self is world.late else [7, 7, "all_reduce"]
+        group = [f"0-{world.size - 1}" if world.size > 1 else "0", 0, "", *begun]
         still = self.clock.now - world.late_from
         self._say(**{**request, "unchanged": still, "threads": where, "groups": [group]})
 

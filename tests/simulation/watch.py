@@ -15,7 +15,7 @@ from launcher.run import machine as run_machine
 from launcher.run.events import Time
 from launcher.run.state import Ending, Running, State, Why
 from launcher.text.words import Log
-from launcher.watch.overview import NoProgressReport
+from launcher.watch.progress import NoProgressReport
 from simulation.faults import Fault, What
 from simulation.keeper import AGAIN, STUCK
 from simulation.launcher import QUIET, Launcher
