@@ -35,7 +35,19 @@ SYSTEMS = REPO / "examples" / "systems"
 WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, "-m", "launcher"]
+ONE_HOST = {"current_host": "algo-1", "hosts": ["algo-1"]}  # in resourceconfig.json
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
+
+# A script that runs until it is stopped, and then saves.
+SAVES = """
+import signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("runs", flush=True)
+time.sleep(1000)
+"""
 
 with contextlib.suppress(ImportError):  # where the frameworks are, it is not
     from hypothesis import HealthCheck, settings
@@ -152,6 +164,15 @@ def completed(*command, code=0, timeout=240, **environ):
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def write_config(base: Path, hyperparameters=None, resources=ONE_HOST, channels=None) -> None:
+    """Write SageMaker's files into a folder that is to be /opt/ml."""
+    files = {"hyperparameters": hyperparameters, "inputdataconfig": channels}
+    folder = base / "input" / "config"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in {**files, "resourceconfig": resources}.items():
+        (folder / f"{name}.json").write_text(json.dumps({} if value is None else value))
 
 
 def more(*values: object):

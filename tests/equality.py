@@ -13,7 +13,6 @@ import sys
 LOADED = sorted(sys.modules)  # before this file imports anything
 
 import atexit
-import concurrent.futures
 import ctypes
 import faulthandler
 import fcntl
@@ -345,15 +344,6 @@ def workers(how):
     return [batch.tolist() for batch in batches], [thing.value for thing in done]
 
 
-def futures():
-    found = []
-    for kind in ("ProcessPoolExecutor", "ThreadPoolExecutor"):
-        with getattr(concurrent.futures, kind)(1) as pool:
-            done = pool.map(doubled, [Thing(1), Thing(2)], timeout=LONGEST)
-            found.append([thing.value for thing in done])
-    return found
-
-
 def compiled():
     if not (shutil.which("c++") or shutil.which("g++")):
         return "there is no C++ compiler"
@@ -623,7 +613,6 @@ FACTS = {
             lambda: [*map(workers, ("fork", "spawn", "forkserver"))],
             rank=0,
         ),
-        Fact("`concurrent.futures`: processes and threads", futures, rank=0),
         Fact("`torch.compile` with a C++ compiler", compiled, rank=1),
     ],
     Part("Chance: no rank of no attempt draws the numbers of another", "script"): [

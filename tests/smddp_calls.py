@@ -52,11 +52,6 @@ def lifecycle():
     refused(ValueError, smddp.init_process_group)  # twice, as in torch
 
 
-def arguments_of_init():
-    smddp.init_process_group("gloo", timeout=timedelta(seconds=60), group=group.WORLD)
-    smddp.barrier()
-
-
 def before_init():
     tensor = torch.zeros(4)
     calls = {
@@ -321,7 +316,7 @@ def backend_by_the_api():
     """The API's own init takes the backend, too, once it is known."""
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
-    smddp.init_process_group(backend="smddp")
+    smddp.init_process_group("smddp", timeout=timedelta(seconds=60), group=group.WORLD)
     assert dist.get_backend() == "smddp"
     smddp.barrier()
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import pytest
-from conftest import LAUNCHER, REPO, completed
+from conftest import LAUNCHER, REPO, completed, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -360,8 +360,6 @@ def test_a_dry_run_says_what_a_run_would_say():
 @pytest.fixture
 def bare_image(tmp_path):
     """Write the config files of an image without the toolkit."""
-    folder = tmp_path / "ml" / "input" / "config"
-    folder.mkdir(parents=True)
     hyperparameters = {
         "train-script": '"script.py"',
         "epochs": "3",
@@ -370,9 +368,7 @@ def bare_image(tmp_path):
         "sagemaker_program": '"x"',
     }
     resources = {"current_host": "algo-1", "hosts": ["algo-2", "algo-1"]}
-    (folder / "hyperparameters.json").write_text(json.dumps(hyperparameters))
-    (folder / "resourceconfig.json").write_text(json.dumps(resources))
-    (folder / "inputdataconfig.json").write_text('{"train": {}}')
+    write_config(tmp_path / "ml", hyperparameters, resources, {"train": {}})
     return {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
 
 
@@ -633,15 +629,8 @@ def test_random_environments_and_arguments():
     channels=st.dictionaries(st.text(max_size=8), ANY_JSON, max_size=2),
 )
 def test_random_config_files(tmp_path, hyperparameters, resources, channels):
-    folder = tmp_path / "ml" / "input" / "config"
-    folder.mkdir(parents=True, exist_ok=True)
     hyperparameters.setdefault("train-script", "script.py")
-    for name, value in {
-        "hyperparameters": hyperparameters,
-        "resourceconfig": resources,
-        "inputdataconfig": channels,
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
+    write_config(tmp_path / "ml", hyperparameters, resources, channels)
     nodes_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
 
 

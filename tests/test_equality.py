@@ -6,6 +6,7 @@ launcher gives it; for what needs no torch, `python -u`, as torchrun starts its 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ pytestmark = [
 NAMES = {name: fact for part in FACTS for name, fact in of_job(part.job).items()}
 PLAIN = "plain"
 TORCHRUN = "--nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0"
-TORCHRUN += " --local-addr=localhost --max-restarts=1"
+TORCHRUN += " --local-addr=localhost --max-restarts=1 --rdzv-id=job"
+OURS = "--launcher-nproc-per-node 2 --launcher-max-restarts 1"
 # How a shell may start a job: all of this has to reach the ranks as torchrun passes it on.
 SHELL = """
 import os, resource, signal, sys
@@ -50,6 +51,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 VARIABLES = {
+    "OMP_NUM_THREADS": "1",  # else how many the launcher gives each rank is its own matter
     "TZ": "Asia/Kolkata",
     "PYTHONWARNINGS": "ignore::UserWarning",
     "PYTHONIOENCODING": "latin-1:backslashreplace",
@@ -67,54 +69,30 @@ ODD = "import equality\nequality.tell('odd')\n"
 WRAPPER = f'#!/bin/sh\nexec {sys.executable} -W error::FutureWarning -X dev "$@"\n'
 
 
-class Terminal:
-    """0 to 2 of all jobs, the same for each: a terminal, a pipe that is read, a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ours, theirs = os.openpty()
-        reader, writer = os.pipe()
-        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._ends = self._ours, theirs, writer, log
-        self.files = {"stdin": theirs, "stdout": writer, "stderr": log}
-        self._thread = threading.Thread(target=self._read, args=(reader,))
-        self._thread.start()
-
-    def _read(self, reader: int) -> None:
-        with open(reader, "rb") as file:
-            file.read()
-
-    def close(self) -> None:
-        for end in self._ends:
-            os.close(end)
-        self._thread.join()
-
-
-class Jobs:
+class Jobs(contextlib.ExitStack):
     """Runs the jobs of one start after another, in folders of their own."""
 
     def __init__(self, folder: Path) -> None:
-        self._base, self._tmp = folder, tempfile.mkdtemp(prefix="test-")
-        self._terminal = Terminal(folder)
+        super().__init__()
+        self._base = folder
         kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-        self._environ = {**kept, **VARIABLES, "TMPDIR": self._tmp}
-        self._running: list[psutil.Process] = []
-
-    def __enter__(self) -> Jobs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._running:
-            for one in [*process.children(recursive=True), process] if process.is_running() else []:
-                one.kill()
-        self._terminal.close()
-        shutil.rmtree(self._tmp)
+        temporary = self.enter_context(tempfile.TemporaryDirectory(prefix="test-"))
+        self._environ = {**kept, **VARIABLES, "TMPDIR": temporary}
+        # 0 to 2 of all jobs, the same for each: a terminal, a pipe that is read, a file.
+        ends = *os.openpty(), os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for end in ends:
+            self.callback(os.close, end)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+        reader = self.enter_context(subprocess.Popen(["cat"], **pipes))
+        self._files = {"stdin": ends[1], "stdout": reader.stdin, "stderr": ends[2]}
 
     def facts(self, start: str) -> dict[str, list[Any]]:
         """Return each fact's values, of all attempts and ranks that have it."""
         self._start, self._folder = start, self._base / start
         self._write_scripts()
         found: dict[str, list[Any]] = {}
-        codes = [*self._script(found), *self._odd(), *self._module()]
+        codes = [*self._script(found), *self._run("module", "package.tool", "x")]
+        codes += self._run("script", "odd/script.py", PYTHON_EXEC=str(self._folder / "odd/python"))
         assert not any(codes), self._log()
         self._ends(found)
         for path in sorted(self._folder.glob("*-[01]-[0-9].json")):
@@ -145,24 +123,35 @@ class Jobs:
     def _begin(self, *words: str, **environ: str) -> psutil.Popen:
         command = [sys.executable, "-c", SHELL, *words]
         environ = {**self._environ, **environ}
-        process = psutil.Popen(command, cwd=self._folder, env=environ, **self._terminal.files)
-        self._running.append(process)
+        process = psutil.Popen(command, cwd=self._folder, env=environ, **self._files)
+        self.callback(self._end, process)
         return process
 
-    def _launcher(self, *words: str) -> list[str]:
-        start = [] if self._start == "cold" else ["--launcher-start", self._start]
-        return [*LAUNCHER, *start, *words]
+    def _end(self, process: psutil.Popen) -> None:
+        for one in [*process.children(recursive=True), process] if process.is_running() else []:
+            one.kill()
+
+    def _run(self, *words: str, count: int = 2, **environ: str) -> list[int]:
+        """Run ranks of `script` PATH or `module` NAME; return all exit codes, or the job's."""
+        kind, *target = words
+        if self._start == PLAIN:
+            words = (environ.get("PYTHON_EXEC", sys.executable), "-u")
+            words += ("-m", *target) if kind == "module" else tuple(target)
+            of_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        else:
+            options = ("--launcher-verbose", "--launcher-nproc-per-node", str(count))
+            words = (*LAUNCHER, "--launcher-start", self._start, *options, f"--train-{kind}")
+            words, of_ranks = (*words, *target), [{}]
+        begun = [self._begin(*words, **environ, **one) for one in of_ranks]
+        return [process.wait(100) for process in begun]
 
     def _script(self, found: dict[str, list[Any]]) -> list[int]:
         """Run the script with torch, which fails once: ranks have a second attempt."""
-        launcher = [*self._launcher("--launcher-nproc-per-node", "2"), "--train-script"]
-        script = ["equality.py", *equality.ARGUMENTS]
         if self._start == PLAIN:
-            options = [*TORCHRUN.split(), "--rdzv-id=job", "--"]
-            module = [sys.executable, "-m", "torch.distributed.run"]
-            job = self._begin(*module, *options, *script, **self._threads(script))
+            words = [sys.executable, "-m", "torch.distributed.run", *TORCHRUN.split(), "--"]
         else:
-            job = self._begin(*launcher, *script, "--launcher-max-restarts", "1")
+            words = [*LAUNCHER, "--launcher-start", self._start, *OURS.split(), "--train-script"]
+        job = self._begin(*words, "equality.py", *equality.ARGUMENTS)
         ready = [self._folder / f"script-1-{rank}.json" for rank in (0, 1)]
         poll(lambda: job.poll() is not None or all(map(Path.exists, ready)), 300)
         assert job.poll() is None, self._log()
@@ -170,19 +159,6 @@ class Jobs:
         found[name] = [self._seen()]
         (self._folder / "seen").touch()
         return [job.wait(60)]
-
-    def _threads(self, script: list[str]) -> dict[str, str]:
-        """Return the threads that the launcher gives each rank, which are its own matter."""
-        words = [
-            *LAUNCHER,
-            "--launcher-nproc-per-node",
-            "2",
-            "--launcher-dry-run",
-            "--train-script",
-        ]
-        options = {"capture_output": True, "text": True, "check": True, "cwd": self._folder}
-        shown = subprocess.run([*words, *script], env=self._environ, **options)
-        return {"OMP_NUM_THREADS": re.findall(r"OMP_NUM_THREADS=(\d+)", shown.stdout)[0]}
 
     def _seen(self) -> str:
         """Return of which ranks `sm-launch stacks` shows that they are in waits_to_be_seen."""
@@ -197,47 +173,17 @@ class Jobs:
                 return seen[-1]
         return shown
 
-    def _odd(self) -> list[int]:
-        python = {"PYTHON_EXEC": str(self._folder / "odd" / "python")}
-        if self._start == PLAIN:
-            return self._ranks(2, python["PYTHON_EXEC"], "-u", "odd/script.py", **python)
-        words = self._launcher("--launcher-nproc-per-node", "2", "--train-script", "odd/script.py")
-        return [self._begin(*words, **python).wait(100)]
-
-    def _module(self) -> list[int]:
-        if self._start == PLAIN:
-            return self._ranks(2, sys.executable, "-u", "-m", "package.tool", "x")
-        words = self._launcher("--launcher-nproc-per-node", "2", "--train-module", "package.tool")
-        return [self._begin(*words, "x").wait(100)]
-
     def _ends(self, found: dict[str, list[Any]]) -> None:
         """Run as many ranks as there are ways to end: exit codes as the launcher has seen them."""
         ways = list(of_job("ends"))
-        script = "package/script.py"
-        if self._start == PLAIN:
-            codes = self._ranks(len(ways), sys.executable, "-u", script, "ends")
-        else:
-            words = self._launcher(
-                "--launcher-nproc-per-node", str(len(ways)), "--launcher-verbose"
-            )
-            self._begin(*words, "--train-script", script, "ends").wait(100)
+        codes = self._run("script", "package/script.py", "ends", count=len(ways))
+        if self._start != PLAIN:
             log = (self._base / "log").read_text(errors="replace")
             ended = dict(re.findall(r"RankEnded\(rank=(\d+), end=Exit\(exit_code=(-?\d+)", log))
             codes = [int(ended[str(rank)]) for rank in range(len(ways))]
         for rank, (name, code) in enumerate(zip(ways, codes)):
             texts = [(self._folder / f"ends-{rank}.{one}").read_text() for one in ("out", "err")]
             found[name] = [[code, *(text.replace(str(self._folder), "FOLDER") for text in texts)]]
-
-    def _read(self, name: str) -> dict[str, Any]:
-        return dict(json.loads((self._folder / name).read_text()))
-
-    def _ranks(self, count: int, *words: str, **environ: str) -> list[int]:
-        """Run a command as ranks, as torchrun does; return their exit codes."""
-        ranks = [
-            self._begin(*words, **environ, RANK=str(rank), LOCAL_RANK=str(rank))
-            for rank in range(count)
-        ]
-        return [rank.wait(100) for rank in ranks]
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {("",): 9629, ("run", "warm"): 3384, ("peers",): 1143}
-MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 441, 50
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_PAGE, MOST_LINES_OF_A_FUNCTION = 441, 450, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -85,22 +85,24 @@ PURE = ["launcher.text.words", "launcher.errors"]
 PURE += [one for one in MODULES if one.startswith(PURE_FOLDERS) and one not in {*ACTS, *CHILDREN}]
 
 
-def imports(module):
-    """Return what a module imports, anywhere in it, with the line of each."""
-    return imports_of(MODULES[module])
+TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
 
 
-def imports_of(path):
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(tree):
+    """Return what a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.level == 0, f"a relative import: {ast.unparse(node)}"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                found.append((whole if whole in MODULES else node.module, node.lineno))
+                found.add(whole if whole in MODULES else node.module)
     return found
+
+
+IMPORTS = {module: imported(tree) for module, tree in TREES.items()}
 
 
 def floor(module):
@@ -118,21 +120,17 @@ def test_the_floors_are_those_of_the_folders():
     assert folders - {"launcher.__pycache__"} <= named <= {*MODULES, *folders}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_arrows_lead_downward_only(module):
-    for name, line in imports(module):
-        if name in MODULES:
-            where = f"{MODULES[module]}:{line}: {module} imports {name}"
-            assert floor(module) <= floor(name), f"{where}, which is above it"
-            assert name not in CHILDREN, f"{where}, which runs in a child process"
-        elif name.split(".")[0] in OURS:
-            raise AssertionError(f"{module}:{line}: there is no {name}")
+def test_arrows_lead_downward_only():
+    arrows = [(module, name) for module in MODULES for name in IMPORTS[module]]
+    ours = [(module, name) for module, name in arrows if name.split(".")[0] in OURS]
+    assert [arrow for arrow in ours if arrow[1] not in MODULES] == []
+    assert [arrow for arrow in ours if floor(arrow[0]) > floor(arrow[1])] == []
+    assert [arrow for arrow in ours if arrow[1] in CHILDREN] == []  # they run in child processes
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_the_first_line_of_a_module_says_what_it_does(path):
-    first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-    assert len(first) > 20
+def test_the_first_line_of_a_module_says_what_it_does():
+    firsts = {module: ast.get_docstring(tree) or "" for module, tree in TREES.items()}
+    assert [module for module, text in firsts.items() if len(text.partition("\n")[0]) <= 20] == []
 
 
 def test_modules_name_only_modules_that_are_there():
@@ -144,30 +142,27 @@ def test_modules_name_only_modules_that_are_there():
 
 def test_no_module_imports_itself_by_way_of_others():
     """Imports in functions count: otherwise they could hide a cycle."""
-    graph = {module: {name for name, _ in imports(module) if name in MODULES} for module in MODULES}
+    graph = {module: names & {*MODULES} for module, names in IMPORTS.items()}
     while graph:
         leaves = {module for module, names in graph.items() if not names & graph.keys()}
         assert leaves, f"these import each other: {sorted(graph)}"
         graph = {module: names for module, names in graph.items() if module not in leaves}
 
 
-@pytest.mark.parametrize("module", PURE)
-def test_pure_modules_import_nothing_that_acts(module):
-    assert module in MODULES
-    seen, left = set(), {module}
+def test_pure_modules_import_nothing_that_acts():
+    """Nor by way of others."""
+    seen, left = set(), {*PURE}
     while left:
-        current = left.pop()
-        seen.add(current)
-        for name, line in imports(current):
-            if name in MODULES:
-                left |= {name} - seen
-            else:
-                assert name in ALLOWED_IN_PURE, f"{MODULES[current]}:{line}: {name}"
+        module = left.pop()
+        seen.add(module)
+        left |= IMPORTS[module] & {*MODULES} - seen
+        others = IMPORTS[module] - {*MODULES} - ALLOWED_IN_PURE
+        assert not others, f"{module} imports {others}"
 
 
-@pytest.mark.parametrize("module", CHILDREN)
-def test_what_runs_in_other_processes_imports_nothing_of_ours(module):
-    assert not [name for name, _ in imports(module) if name.split(".")[0] in OURS]
+def test_what_runs_in_other_processes_imports_nothing_of_ours():
+    ours = {module: [one for one in IMPORTS[module] if one in MODULES] for module in CHILDREN}
+    assert [module for module, names in ours.items() if names] == []
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
@@ -175,7 +170,7 @@ def test_what_ranks_import_from_smddp_needs_torch_alone():
     """And the launcher none of it: another test holds that it imports nothing but its own."""
     assert not [path for path in (SMDDP, SMDDP / "smdistributed") if list(path.glob("*.py"))]
     for path in SMDDP.rglob("*.py"):
-        theirs = {name.split(".")[0] for name, _ in imports_of(path)}
+        theirs = {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
         assert theirs <= {"smdistributed", "torch", *sys.stdlib_module_names}, path
 
 
@@ -192,10 +187,12 @@ def lines_of_code(path):
     return len(lines)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
-def test_no_file_is_longer_than_a_reader_holds_in_mind(path):
-    is_page = path.name == "timeline_page.py"  # its styles and its script in one
-    assert lines_of_code(path) <= (450 if is_page else MOST_LINES_OF_A_FILE)
+def test_no_file_is_longer_than_a_reader_holds_in_mind():
+    lengths = {module: lines_of_code(path) for module, path in MODULES.items()}
+    page = lengths.pop("launcher_tools.timeline_page", 0)  # its styles and its script in one
+    assert page <= MOST_LINES_OF_A_PAGE
+    long = {module: count for module, count in lengths.items() if count > MOST_LINES_OF_A_FILE}
+    assert long == {}
 
 
 @pytest.mark.parametrize("folders", MOST_LINES_OF_FOLDERS, ids=" and ".join)
@@ -213,12 +210,14 @@ def own_lines(function):
     return function.end_lineno - function.lineno + 1 - len(inside)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
-def test_no_function_is_longer_than_a_screen(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, FUNCTIONS):
-            lines = own_lines(node)
-            assert lines <= MOST_LINES_OF_A_FUNCTION, node.name
+def test_no_function_is_longer_than_a_screen():
+    functions = [
+        (module, node.name, own_lines(node))
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS)
+    ]
+    assert [one for one in functions if one[2] > MOST_LINES_OF_A_FUNCTION] == []
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
@@ -226,7 +225,7 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
     theirs = {
         (module, name.split(".")[0])
         for module in MODULES
-        for name, _ in imports(module)
+        for name in IMPORTS[module]
         if name.split(".")[0] not in {*sys.stdlib_module_names, *OURS, "psutil"}
         and not (module in CHILDREN and name.split(".")[0] in BESIDE)
     }

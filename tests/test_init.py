@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, ended_by, poll, ports, words_of
+from conftest import LAUNCHER, ended_by, poll, ports, words_of, write_config
 
 from launcher.container.presence import KILLED, registered
 from launcher.result.causes import Result, of_container, stopped
@@ -67,11 +67,8 @@ def stand_in(script):
 def base_dir(tmp_path):
     """A folder as /opt/ml, with the config files of a job of one host."""
     base = tmp_path / "ml"
-    for folder in ("input/config", "output"):
-        (base / folder).mkdir(parents=True)
-    texts = {"resourceconfig": '{"current_host": "a", "hosts": ["a"]}'}
-    for name in ("resourceconfig", "hyperparameters", "inputdataconfig"):
-        (base / "input" / "config" / f"{name}.json").write_text(texts.get(name, "{}"))
+    (base / "output").mkdir(parents=True)
+    write_config(base, resources={"current_host": "a", "hosts": ["a"]})
     return base
 
 

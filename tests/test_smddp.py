@@ -25,9 +25,7 @@ API = (
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "names", [API, "arguments_of_init", "backend", "mixed_backend", "backend_by_the_api"]
-)
+@pytest.mark.parametrize("names", [API, "backend", "mixed_backend", "backend_by_the_api"])
 def test_every_documented_call_on_four_ranks(ranks, names):
     done = ranks.run(CALLS, *names.split(), count=4)
     assert done.codes == [0] * 4, done.err

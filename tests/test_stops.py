@@ -8,15 +8,9 @@ import sys
 
 import psutil
 import pytest
-from conftest import completed, ended_by, poll, words_of
+from conftest import SAVES, completed, ended_by, poll, words_of
 
 pytestmark = pytest.mark.torch
-
-SAVES = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-time.sleep(1000)
-"""
 SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import write_config
 
 from launcher.errors import LaunchError
 from launcher.job import toolkit
@@ -51,11 +52,7 @@ def base(tmp_path):
     """Write the three config files; return the folder for SAGEMAKER_BASE_DIR."""
 
     def write(hyperparameters=HYPERPARAMETERS, resources=RESOURCES, channels=CHANNELS) -> str:
-        folder = tmp_path / "ml" / "input" / "config"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hyperparameters.json").write_text(json.dumps(hyperparameters))
-        (folder / "resourceconfig.json").write_text(json.dumps(resources))
-        (folder / "inputdataconfig.json").write_text(json.dumps(channels))
+        write_config(tmp_path / "ml", hyperparameters, resources, channels)
         return str(tmp_path / "ml")
 
     return write

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, ended_by, free_port, poll
+from conftest import LAUNCHER, REPO, ended_by, free_port, poll, write_config
 from pages import code
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -32,7 +32,7 @@ def train(start, tmp_path):
 
     def train(name: str, script: Path, *, hosts=HOSTS, command=(TRAIN,), environ=(), **others):
         base = tmp_path / "ml" / name
-        for folder in ("input/config", "output", "model", "source"):
+        for folder in ("output", "model", "source"):
             (base / folder).mkdir(parents=True, exist_ok=True)
         if others.get("sagemaker_program") == ONE_FILE:
             build = [sys.executable, REPO / "bundle" / "build.py", base / "source" / ONE_FILE]
@@ -52,13 +52,8 @@ def train(start, tmp_path):
             **others,
         }
         resources = {"current_host": name, "hosts": hosts, "network_interface_name": "lo"}
-        files = {
-            "resourceconfig": resources,
-            "hyperparameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
-            "inputdataconfig": {},
-        }
-        for file, value in files.items():
-            (base / "input" / "config" / f"{file}.json").write_text(json.dumps(value))
+        encoded = {key: json.dumps(value) for key, value in hyperparameters.items()}
+        write_config(base, encoded, resources)
         variables = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "job", **dict(environ)}
         variables["AWS_DEFAULT_REGION"] = "us-east-1"  # boto3 asks for one
         return start(host=name, command=command, **variables)

@@ -110,35 +110,6 @@ time.sleep(600)
 """
 
 
-ENDED = r"launcher: {}: every rank succeeded; \S+ s in total: "
-ENDED += r"joining \S+ s, starting \S+ s, training \S+ s(, ending \S+ s)?\."
-
-
-HOLDS_ON = """
-import os, time
-if os.environ["RANK"] == "1":
-    print("waits", flush=True)
-    while not os.path.exists("go"):
-        time.sleep(0.05)
-print("through", flush=True)
-"""
-
-
-def test_hosts_that_succeed_leave_together(start_two, script):
-    """And the first one's torchrun last, whose store the other's uses."""
-    first, second = start_two("--train-script", script(HOLDS_ON))
-    second.wait_for("waits")
-    first.wait_for("through")
-    assert first.torchrun.is_running()
-    open("go", "w").close()
-    succeed(first, second)
-    for host in (first, second):
-        assert "through" in host.out
-        assert "TCPStore" not in host.err and "failed to shutdown" not in host.err, host.log()
-        last = host.err.splitlines()[-1]
-        assert re.fullmatch(ENDED.format(host.name), last), last
-
-
 def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_two, script):
     """torchrun logged a stack trace for each sign of life that it could not leave in the store."""
     hosts = start_two("--train-script", script(SAVES), PET_RDZV_CONF="keep_alive_interval=1")
@@ -185,3 +156,43 @@ def test_arguments_that_differ_end_all(start, script):
             "launcher: 127.0.0.1 and 127.0.0.2 differ in their script's arguments: "
             "['--lr', '0.1'] and ['--lr', '0.2']; expected the same on every host.\n"
         )
+
+
+ONCE = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+
+def save(*_):
+    time.sleep(2)
+    sys.exit(0)
+
+host = os.environ["SM_CURRENT_HOST"]
+signal.signal(signal.SIGTERM, save)
+with open("starts-" + host, "a") as file:
+    file.write(os.environ["TORCHELASTIC_RESTART_COUNT"] + " ")
+is_first = len(open("starts-" + host).read().split()) == 1
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if is_first and host == "127.0.0.2":
+    raise ValueError("loss is nan")
+if is_first:
+    time.sleep(600)  # in work of its own: it hears of the failure by SIGTERM alone, and saves
+for _ in range(9):
+    dist.all_reduce(torch.ones(1))
+dist.barrier()
+time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
+dist.destroy_process_group()
+"""
+
+
+def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
+    hosts = start_two("--train-script", script(ONCE), "--launcher-max-restarts", "3")
+    codes = [host.wait() for host in hosts]
+    assert codes == [0, 0], "".join(host.log() for host in hosts)
+    for host in hosts:
+        said = (
+            r": every rank succeeded after 1 restart; \S+ s in total: joining \S+ s, lost to fail"
+        )
+        assert re.search(said, host.err.splitlines()[-1]), host.log()
+    starts = {path.name[7:]: path.read_text().split() for path in tmp_path.glob("starts-*")}
+    assert starts == {host.name: ["0", "1"] for host in hosts}

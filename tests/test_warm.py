@@ -119,34 +119,6 @@ def test_another_python_runs_its_ranks_itself(start, script):
     assert "falls back to cold: python3 runs torchrun or the ranks." in host.err
 
 
-IN_EACH_ATTEMPT = """
-import os, sys
-from multiprocessing import current_process
-
-is_warm = "torch" in sys.modules
-import torch
-
-seeds = torch.initial_seed(), torch.rand(1).item(), current_process().authkey.hex()
-state = os.getppid() != os.getsid(0) == os.getpid(), len(os.listdir("/proc/self/task"))
-print(is_warm, *state, "|", *seeds, flush=True)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2":
-    os.environ["RANK"] == "1" or sys.exit("no")
-    import time
-    time.sleep(600)
-"""
-
-
-@pytest.mark.torch
-def test_each_attempts_script_is_a_fork_with_seeds_of_its_own(start, script):
-    words = ("--launcher-start", "warm", "--launcher-max-restarts", "2")
-    words = (*words, "--launcher-nproc-per-node", "2")
-    host = start("--train-script", script(IN_EACH_ATTEMPT), *words)
-    assert host.wait() == 0, host.log()
-    state, seeds = zip(*(line.split(" | ") for line in host.out.splitlines()))
-    assert state == ("True True 1",) * 6 and len(set(" ".join(seeds).split())) == 18, host.out
-    assert host.leftovers() == []
-
-
 def two_ranks_after(script, preload):
     """Return the words of a warm start of two ranks that imports a module first."""
     words = ("--launcher-start", "warm", "--launcher-preload", preload)

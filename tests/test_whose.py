@@ -3,20 +3,10 @@
 import signal
 
 import pytest
-from conftest import LAUNCHER, ended_by, poll
+from conftest import LAUNCHER, SAVES, ended_by, poll
 from network import in_namespaces
 
 pytestmark = pytest.mark.torch
-
-SAVES = """
-import signal, sys, time
-def stop(number, _):
-    print("saved", flush=True)
-    sys.exit(143)
-signal.signal(signal.SIGTERM, stop)
-print("runs", flush=True)
-time.sleep(600)
-"""
 HIDDEN = """\
 #!/bin/sh
 mount -t proc -o hidepid=1 proc /proc

@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import docker
 import pytest
-from conftest import OPTIONS, REPO, WITH_LOG_DIR, poll
+from conftest import OPTIONS, REPO, WITH_LOG_DIR, poll, write_config
 
 from cluster.engine import LABEL
 
@@ -47,7 +46,7 @@ class Host:
     def __init__(self, name: str, folder: Path, client: docker.DockerClient, network):
         self.name = name
         self.opt_ml = folder / "ml"
-        for part in ("input/config", "output", "model"):
+        for part in ("output", "model"):
             (self.opt_ml / part).mkdir(parents=True)
         # A folder that can be looked into: for what has changed in an image's own, the engine
         # compares all of the image.
@@ -86,15 +85,11 @@ class Host:
 
     def write_config(self) -> None:
         """Write the files that SageMaker writes; the SDK has encoded hyperparameters as JSON."""
-        files = {
-            "resourceconfig": self.resource_config,
-            "hyperparameters": {k: json.dumps(v) for k, v in self.hyperparameters.items()},
-            "inputdataconfig": {name: {"TrainingInputMode": "File"} for name in self.channels},
-        }
         for name, folder in self.channels.items():
             shutil.copytree(folder, self.opt_ml / "input" / "data" / name)
-        for name, value in files.items():
-            self.write(f"input/config/{name}.json", json.dumps(value))
+        encoded = {name: json.dumps(value) for name, value in self.hyperparameters.items()}
+        channels = {name: {"TrainingInputMode": "File"} for name in self.channels}
+        write_config(self.opt_ml, encoded, self.resource_config, channels)
 
     def start(self, image: str) -> None:
         endpoint = self._client.api.create_endpoint_config(aliases=[self.name])
@@ -152,10 +147,6 @@ class Host:
             return
         self.run("python3", "-c", f"{FOUND}\n[one.send_signal({number}) for one in found({to!r})]")
 
-    def signal_torchrun(self, number: int) -> None:
-        """Send a signal to torchrun."""
-        self.send(number, to="torch.distributed.run")
-
     def cut_off(self) -> None:
         """Cut the host off its network, without a word; it runs on."""
         self._network.disconnect(self._container, force=True)
@@ -211,29 +202,20 @@ class Host:
             self._container.remove(force=True, v=True)
 
 
-class Job(Mapping):
+class Job(dict[str, Host]):
     """The hosts of one job, by their names; start() starts those that have not been."""
 
     def __init__(self, client: docker.DockerClient, image: str, folder: Path):
+        super().__init__()
         self.image = image
         self.folder = folder
         self._client = client
-        self._hosts: dict[str, Host] = {}
         self._started: set[str] = set()
         self._network = client.networks.create(
             f"sm-launch-test-{os.getpid()}-{time.time_ns():x}",
             driver="bridge",
             labels={LABEL: str(os.getpid())},
         )
-
-    def __getitem__(self, name: str) -> Host:
-        return self._hosts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._hosts)
-
-    def __len__(self) -> int:
-        return len(self._hosts)
 
     def add(self, *names: str) -> None:
         """Add hosts, in the order in which resourceconfig lists them."""
@@ -245,7 +227,7 @@ class Job(Mapping):
                 "network_interface_name": "eth0",
                 "current_instance_type": "ml.c5.xlarge",
             }
-            self._hosts[name] = host
+            self[name] = host
 
     def will_run(self, script: str | Path, how: str, **hyperparameters: object) -> None:
         """Give all hosts a script, as text or as a file with modules beside it; hyperparameters."""
@@ -280,7 +262,7 @@ class Job(Mapping):
 
     def start(self, *names: str) -> None:
         """Start the hosts named, or all; those that run already are left alone."""
-        for name in names or self._hosts:
+        for name in names or self:
             if name not in self._started:
                 self._started.add(name)
                 self[name].write_config()
@@ -295,7 +277,7 @@ class Job(Mapping):
     def wait(self, timeout: float = 120) -> dict[str, int]:
         """Wait until all that were started have ended; return their exit codes."""
         deadline = time.monotonic() + timeout
-        started = [name for name in self._hosts if name in self._started]
+        started = [name for name in self if name in self._started]
         return {name: self[name].wait(max(1, deadline - time.monotonic())) for name in started}
 
     def logs(self) -> str:
@@ -304,7 +286,7 @@ class Job(Mapping):
     def remove(self) -> None:
         with contextlib.ExitStack() as stack:  # does the rest where one fails
             stack.callback(poll, self._remove_network, every=0.5)
-            for host in self._hosts.values():
+            for host in self.values():
                 stack.callback(host.remove)
 
     def _remove_network(self) -> bool:

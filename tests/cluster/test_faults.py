@@ -219,7 +219,7 @@ def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarte
 @algo_1_too
 def test_torchrun_is_killed(fault, host):
     fault.runs(training=True)
-    fault.job[host].signal_torchrun(9)
+    fault.job[host].send(9, to="torch.distributed.run")
     fault.ends(69, f"{host}: torchrun was killed by SIGKILL (signal 9)\n", 5)
 
 
@@ -229,7 +229,7 @@ def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
     rank = 1 if host == "algo-1" else 0
     fault.prepare({rank: RAISE}, launcher_failure_grace=4)
     fault.start()
-    fault.job[host].signal_torchrun(19)
+    fault.job[host].send(19, to="torch.distributed.run")
     fault.strike()
     fault.ends(1, (FIRST, LAST)[rank] + "failed with ValueError: loss is nan\n", 4 + 3)
 

@@ -1,6 +1,7 @@
 """Jobs from start to end: who takes part, under which number, whatever the hosts are like."""
 
 import pytest
+from conftest import SAVES
 
 from cluster.hosts import ALONE, CONTAINERS, ONE_FILE
 
@@ -15,15 +16,6 @@ dist.all_reduce(total)
 sys.stdout.write(f"ranks that met: {int(total)}\\n")
 dist.barrier()
 dist.destroy_process_group()
-"""
-
-
-SAVES = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
-print("runs", flush=True)
-while True:
-    signal.pause()
 """
 
 

@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from conftest import ended_by, more
+from conftest import SAVES, ended_by, more
 
 pytestmark = pytest.mark.torch
 
@@ -59,23 +59,11 @@ def stand_in(tmp_path, monkeypatch):
     return put
 
 
-SAVES = """
-import os, signal, sys, time
-def stop(number, _):
-    time.sleep(0.5)
-    print("saved", flush=True)
-    sys.exit(143)
-signal.signal(signal.SIGTERM, stop)
-print("runs", os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"), sys.argv[1:], flush=True)
-while True:
-    time.sleep(1)
-"""
-
-
 @pytest.mark.parametrize("variant", ["as the real one", more("exec"), more("deaf")])
 def test_a_stop_reaches_each_rank_once_and_lets_it_save(start, script, stand_in, variant):
     stand_in(VARIANTS[variant])
-    host = start("--train-script", script(SAVES), "--world_size", "8")
+    path = script("import sys; print(sys.argv[1:], flush=True)\n" + SAVES)
+    host = start("--train-script", path, "--world_size", "8")
     host.wait_for("runs", count=2)  # a rank for each Neuron core
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()

@@ -3,27 +3,20 @@
 import os
 import re
 import shutil
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import REPO, slow
+from conftest import REPO, TORCH, slow
 
 SCRIPT = REPO / "train_scripts" / "train_transformer.py"
 STRATEGIES = ("ddp", "fsdp", "tensor", "pipeline")
 SMALL = ("--width", "32", "--length", "16", "--steps", "20")
 
 
-def old_torch() -> bool:
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return False  # then no test that is marked with torch is run
-    return tuple(map(int, version.split(".")[:2])) < (2, 6)
-
-
 pytestmark = [pytest.mark.torch]
-needs_newer = pytest.mark.skipif(old_torch(), reason="an older torch gets one line: the last test")
+needs_newer = pytest.mark.skipif(
+    TORCH < (2, 6), reason="an older torch gets one line: the last test"
+)
 
 
 def losses(out: str) -> list[float]:
