@@ -143,6 +143,14 @@ def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, lo
     assert "nvidia-smi -L failed" in (said := logged()) and "no GPU is in MIG mode" in said
 
 
+def test_neuron_cores_are_counted_by_the_toolkit_or_here(tmp_path):
+    (tmp_path / "neuron-ls").write_text("""#!/bin/sh\necho '[{"nc_count": 2}]'\n""")
+    (tmp_path / "neuron-ls").chmod(0o755)
+    environ = {**TWO, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert read_cluster(environ).num_neurons == 2
+    assert read_cluster({**environ, "SM_NUM_NEURONS": "4"}).num_neurons == 4
+
+
 def test_no_gpu_becomes_visible_on_a_host_without():
     assert read_cluster({**TWO, "CUDA_VISIBLE_DEVICES": "GPU-1"}).num_gpus == 0
 
