@@ -23,39 +23,78 @@ def refusal(argv, environ=None):
     return str(caught.value)
 
 
+BOOLS = "--a True --b False --c true --d false --e 1 True"
+PARSED = [
+    # the words behind the script's name; the environment; what is seen
+    ("--launcher-grace 5", {}, {"grace": 5}),
+    ("--launcher-grace=5", {}, {"grace": 5}),
+    ("--train-script=a=b.py", {}, {"train_script": "a=b.py"}),
+    ("--launcher_nproc_per_node 2 x", {}, {"nproc_per_node": 2, "script_args": ("x",)}),  # toolkit
+    ("--launcher-nproc_per_node 2", {}, {"nproc_per_node": 2}),
+    ("--launcher_nproc-per-node=2", {}, {"nproc_per_node": 2}),
+    ("--launcher x", {}, {"script_args": ("--launcher", "x")}),
+    # switches
+    ("--launcher-dry-run", {}, {"dry_run": True}),
+    ("--launcher-dry-run true", {}, {"dry_run": True, "script_args": ()}),
+    ("--launcher-dry-run False", {}, {"dry_run": False}),  # as the toolkit renders a bool
+    ("--launcher-dry-run=false", {}, {"dry_run": False}),
+    ("--launcher-dry-run --x y", {}, {"dry_run": True, "script_args": ("--x", "y")}),
+    # variables
+    ("", {"LAUNCHER_GRACE": "7"}, {"grace": 7, "unknown_twins": ()}),
+    ("--launcher-grace 8", {"LAUNCHER_GRACE": "7"}, {"grace": 8}),
+    ("", {"LAUNCHER_GRACE": ""}, {"grace": 100}),  # empty: not set
+    ("", {"LAUNCHER_GARCE": "7"}, {"unknown_twins": ("LAUNCHER_GARCE",)}),
+    ("", {"launcher_grace": "7"}, {"unknown_twins": ("launcher_grace",), "grace": 100}),
+    ("", {"LAUNCHER-GRACE": "7"}, {"unknown_twins": ("LAUNCHER-GRACE",), "grace": 100}),
+    ("", {"launcher_gracious": "7", "grace": "7"}, {"unknown_twins": (), "grace": 100}),
+    ("", dict.fromkeys(options.INTERNAL, "x"), {"unknown_twins": ()}),
+    # the script's booleans
+    (BOOLS, {}, {"script_args": tuple(BOOLS.split())}),
+    (
+        *(f"--launcher-bools flag {BOOLS}", {}),
+        {"script_args": ("--a", "--c", "--e", "1", "True")},
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "environ", "seen"), PARSED)
+def test_what_options_are_seen(words, environ, seen):
+    parsed = parse([*RUN, *words.split()], environ)._asdict()
+    assert {name: parsed[name] for name in seen} == seen
+
+
 def test_the_scripts_arguments_keep_their_order_and_bytes():
+    """Also those that are torchrun's own options, or our commands."""
     args = ["--t", "1", "--train", "x", "--", "", "--help", "-m", "a b", "$x", "--t", "1", "local"]
+    args += ["--nproc-per-node", "1", "--m", "1", "--launcher", "1"]
     assert parse([*args[:4], *RUN, *args[4:]], {}).script_args == tuple(args)
+    ours = ["--launcher_grace", "2"]
+    assert split([*RUN, *ours, *args]) == ([*RUN, *ours], args)
 
 
-@pytest.mark.parametrize("name", ["t", "train", "nproc-per-node", "help", "m", "local", "launcher"])
-def test_hyperparameters_like_torchruns_own_options_reach_the_script(name):
-    assert parse([*RUN, f"--{name}", "1"], {}).script_args == (f"--{name}", "1")
+REFUSED = [
+    ("", {}, "nothing to run"),
+    (
+        *("", {"LAUNCHER_TRAIN_SCRIPT": "t.py"}),
+        "nothing to run (LAUNCHER_TRAIN_SCRIPT is not a launcher option)",
+    ),
+    ("--train-script t.py --train-module m", {}, "--train-script t.py and --train-module m"),
+    ("--train-script", {}, "--train-script needs a value"),
+    ("--train-script=", {}, "--train-script is empty"),
+    ("--launcher-grace", {}, "--launcher-grace needs a value"),
+    ("--launcher-nproc_per_nod", {}, "Did you mean --launcher-nproc-per-node?"),
+    ("--launcher_garce 1", {}, "Did you mean --launcher-grace?"),
+    ("--launcher-zzz 1", {}, "is not a launcher option. See"),
+    ("--launcher_ 1", {}, "--launcher_ is not a launcher option"),
+    ("--launcher-nproc 2", {}, "Did you mean --launcher-nproc-per-node? See"),
+    ("--launcher-hang 2", {}, "Did you mean --launcher-hang-notify or --launcher-hang-timeout?"),
+    ("--launcher-gra 1", {}, "is not a launcher option"),  # no abbreviations
+]
 
 
-def test_values_as_two_words_or_with_an_equals_sign():
-    assert parse([*RUN, "--launcher-grace", "5"], {}).grace == 5
-    assert parse(["--train-script=a=b.py", "--launcher-grace=5"], {}).train_script == "a=b.py"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--launcher_nproc_per_node", "2"],  # as the toolkit passes a hyperparameter
-        ["--launcher-nproc_per_node", "2"],
-        ["--launcher_nproc-per-node=2"],
-    ],
-)
-def test_options_may_have_underscores_as_torchruns(words):
-    seen = parse([*RUN, *words, "--launcher", "x"], {})
-    assert (seen.nproc_per_node, seen.script_args) == (2, ("--launcher", "x"))
-    assert split([*RUN, *words, "x"]) == ([*RUN, *words], ["x"])
-
-
-def test_an_unknown_option_with_underscores_is_refused_too():
-    assert "Did you mean --launcher-grace?" in refusal([*RUN, "--launcher_garce", "1"])
-    assert "--launcher_ is not a launcher option" in refusal([*RUN, "--launcher_", "1"])
-    assert wants_help([*RUN, "--launcher_help"])
+@pytest.mark.parametrize(("words", "environ", "says"), REFUSED)
+def test_what_is_refused(words, environ, says):
+    assert says in refusal(words.split(), environ)
 
 
 SWITCHES = [name for name, option in OPTIONS.items() if option.parse is options.switch]
@@ -75,34 +114,6 @@ def test_an_option_is_no_path(name):
     assert message.startswith(f"{name} needs a value, but is followed by --epochs; ")
     assert f"{name}=--epochs" in message
     parse([*RUN, f"{name}=--epochs"], {})
-
-
-@pytest.mark.parametrize(
-    ("words", "value", "left"),
-    [
-        (["--launcher-dry-run"], True, ()),
-        (["--launcher-dry-run", "true"], True, ()),
-        (["--launcher-dry-run", "False"], False, ()),  # as the toolkit renders a bool
-        (["--launcher-dry-run=false"], False, ()),
-        (["--launcher-dry-run", "--x", "y"], True, ("--x", "y")),
-    ],
-)
-def test_switches_need_no_value_or_take_true_and_false(words, value, left):
-    seen = parse([*RUN, *words], {})
-    assert (seen.dry_run, seen.script_args) == (value, left)
-
-
-def test_every_option_has_a_twin_and_the_command_line_wins():
-    assert parse(RUN, {"LAUNCHER_GRACE": "7"}).grace == 7
-    assert parse([*RUN, "--launcher-grace", "8"], {"LAUNCHER_GRACE": "7"}).grace == 8
-    assert parse(RUN, {"LAUNCHER_GRACE": ""}).grace == 100  # empty: not set
-    assert parse(RUN, {"LAUNCHER_GARCE": "7"}).unknown_twins == ("LAUNCHER_GARCE",)
-
-
-@pytest.mark.parametrize("variable", ["launcher_grace", "Launcher_Grace", "LAUNCHER-GRACE"])
-def test_a_twin_in_another_spelling_is_none(variable):
-    seen = parse(RUN, {variable: "7", "launcher_gracious": "7", "grace": "7"})
-    assert (seen.unknown_twins, seen.grace) == ((variable,), 100)
 
 
 @pytest.mark.parametrize(
@@ -138,32 +149,6 @@ def test_a_bad_value_is_named_with_what_was_expected(option, bad):
         assert f"{twin} is {bad!r}; expected " in refusal(RUN, {twin: bad})
 
 
-def test_errors_in_what_to_run():
-    assert "nothing to run" in refusal([])
-    twin = {"LAUNCHER_TRAIN_SCRIPT": "t.py"}
-    assert "nothing to run (LAUNCHER_TRAIN_SCRIPT is not a launcher option)" in refusal([], twin)
-    assert "--train-script t.py and --train-module m" in refusal([*RUN, "--train-module", "m"])
-    assert "--train-script needs a value" in refusal(["--train-script"])
-    assert "--train-script is empty" in refusal(["--train-script", ""])
-    assert "--launcher-grace needs a value" in refusal([*RUN, "--launcher-grace"])
-
-
-def test_an_unknown_option_suggests_a_known_one():
-    assert "Did you mean --launcher-nproc-per-node?" in refusal([*RUN, "--launcher-nproc_per_nod"])
-    assert "is not a launcher option. See" in refusal([*RUN, "--launcher-zzz", "1"])
-    assert "Did you mean --launcher-nproc-per-node? See" in refusal([*RUN, "--launcher-nproc", "2"])
-    of_hangs = "Did you mean --launcher-hang-notify or --launcher-hang-timeout?"
-    assert of_hangs in refusal([*RUN, "--launcher-hang", "2"])
-    assert "is not a launcher option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
-
-
-def test_bools_as_flags():
-    words = ["--a", "True", "--b", "False", "--c", "true", "--d", "false", "--e", "1", "True"]
-    seen = parse([*RUN, "--launcher-bools", "flag", *words], {}).script_args
-    assert seen == ("--a", "--c", "--e", "1", "True")
-    assert parse([*RUN, *words], {}).script_args == tuple(words)
-
-
 def test_help_is_complete_and_only_asked_for_alone():
     text = help_text()
     for name in OPTIONS:
@@ -173,9 +158,5 @@ def test_help_is_complete_and_only_asked_for_alone():
         "--launcher-help",
     }
     assert max(map(len, text.splitlines())) < 120
-    assert wants_help(["--help"]) and wants_help([*RUN, "--launcher-help"])
+    assert wants_help(["--help"]) and wants_help([*RUN, "--launcher_help"])
     assert not wants_help([*RUN, "--help"])
-
-
-def test_the_internal_variable_is_not_a_twin():
-    assert options.RUN_DIR.removeprefix("LAUNCHER_").lower() not in OPTIONS
