@@ -41,8 +41,10 @@ class Disposition(enum.Enum):
 class LaunchError(Exception):
     """An error that a person can fix: what was seen, what was expected, how to fix it.
 
-    It is shown as one line, without a traceback; result/causes.py chooses its exit code.
+    It is shown as one line, without a traceback; `exit_code` is the launcher's.
     """
+
+    exit_code = EXIT_USAGE
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -58,9 +60,13 @@ class UnexpectedError(LaunchError):
 class CannotExecuteError(LaunchError):
     """The program to start exists, but cannot be executed."""
 
+    exit_code = EXIT_CANNOT_EXECUTE
+
 
 class NotFoundError(LaunchError):
     """The program to start does not exist, or is not installed."""
+
+    exit_code = EXIT_NOT_FOUND
 
 
 class NothingToRunError(LaunchError):

@@ -333,7 +333,7 @@ def test_a_child_that_is_really_killed_is_told(script, text):
     ],
 )
 def test_an_interface_that_is_not_there_comes_with_those_that_are(monkeypatch, variable, text):
-    monkeypatch.setattr(clues.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(clues._socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert clues.behind(text)["notes"] == ["this host's interfaces are lo, eth0"]
     monkeypatch.setenv(variable, "^lo,docker")
     (note,) = clues.behind(text)["notes"]

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from jobs import job_of
 
 from launcher.result import failure
 from launcher.result.causes import LIMIT, Aside, Cause, broken_hosts, of_rank, of_torchrun
@@ -166,8 +167,8 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
     ],
 )
 def test_failures_of_torchrun_itself(returncode, error, code, says):
-    hosts = ("algo-1", "algo-2")
-    failure = of_torchrun(returncode, error, hosts, "algo-1", "algo-1:29400", 12.0)
+    job = job_of("algo-1", ("algo-1", "algo-2"))
+    failure = of_torchrun(job, returncode, error, 12.0)
     assert (failure.cause, failure.exit_code) == (Cause.TORCHRUN, code)
     assert failure.text.startswith(says) and len(failure.text) <= LIMIT
 

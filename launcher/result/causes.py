@@ -9,21 +9,10 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.errors import (
-    EXIT_CANNOT_EXECUTE,
-    EXIT_HOST_LOST,
-    EXIT_HUNG,
-    EXIT_NOT_FOUND,
-    EXIT_SOFTWARE,
-    EXIT_USAGE,
-    CannotExecuteError,
-    CommandFailedError,
-    LaunchError,
-    NotFoundError,
-)
+from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
+from launcher.job.job import Job
 from launcher.result import raised
 from launcher.text.words import (
     flag,
@@ -46,14 +35,7 @@ _TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash
 _FRAMES = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # Exceptions of torchrun for a setting that it cannot use.
-_OF_SETTINGS: tuple[str, ...] = (
-    "ValueError",
-    "KeyError",
-    "OSError",
-    "FileNotFoundError",
-    "FileExistsError",
-)
-_OF_SETTINGS += ("NotADirectoryError", "PermissionError")
+_OF_SETTINGS = re.compile("(Value|Key|OS|FileNotFound|FileExists|NotADirectory|Permission)Error")
 # Modules that a script for AWS's data parallel library may miss.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -286,49 +268,36 @@ def of_rank(
 
 
 def of_torchrun(
-    returncode: int,
-    error: str,
-    hosts: Sequence[str],
-    host: str,
-    endpoint: str,
-    seconds: float,
-    program: str = "torchrun",
-    oom: str = "",
-    *,
-    had_ranks: bool = False,
+    job: Job, returncode: int, error: str, seconds: float, oom: str = "", *, had_ranks: bool = False
 ) -> Failure:
     """Return the failure of a host whose torchrun failed, but no rank, `seconds` after its start.
 
-    `returncode` is negative for a signal; `error` is torchrun's own exception. `program` is
-    torchrun, or the program that runs it and failed itself; `oom` says whether an out-of-memory
-    kill was recorded, if it was killed. A torchrun that never `had_ranks` may have failed because
-    of its settings.
+    Or of the program that runs torchrun and failed itself. `returncode` is negative for a signal;
+    `error` is torchrun's own exception; `oom` says whether an out-of-memory kill was recorded, if
+    it was killed. A torchrun that never `had_ranks` may have failed because of its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     if not (returncode or error or had_ranks):  # --help
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
-    lost = error.startswith("Rendezvous")
+    runner = job.plan.runner
+    what = f"{runner or 'torchrun'} failed"
     if returncode < 0:
-        what = f"{host}: {program} was killed by {signal_name(-returncode)}"
+        what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
-        what = f"{host}: {port_is_taken(endpoint)}"
-    elif lost:
+        what = port_is_taken(job.endpoint)
+    elif error.startswith("Rendezvous"):
+        expected = shortened(", ".join(job.cluster.hosts), 300)
         what = (
-            f"{host}: the rendezvous at {endpoint} was not completed, or a host was lost (see "
-            "the other hosts' logs, and --launcher-start-timeout); expected "
-            f"{shortened(', '.join(hosts), 300)}"
+            f"the rendezvous at {job.endpoint} was not completed, or a host was lost (see the "
+            f"other hosts' logs, and --launcher-start-timeout); expected {expected}"
         )
-    else:
-        what = f"{host}: {program} failed"
-    if error:
-        what += f": {error}"
-    if oom:
-        what += f"; {oom}"
+    what += (f": {error}" if error else "") + (f"; {oom}" if oom else "")
     code = EXIT_HOST_LOST
-    if not had_ranks and (returncode == EXIT_USAGE or error.startswith(_OF_SETTINGS)):
+    if not had_ranks and (returncode == EXIT_USAGE or _OF_SETTINGS.match(error)):
         code = EXIT_USAGE
-    elif program != "torchrun" and returncode >= 0:
+    elif runner and returncode >= 0:
         code = returncode or 1
+    what = f"{job.current_host}: {what}"
     return _with_code(Cause.TORCHRUN, code, what, f", {seconds:.0f} s after start")
 
 
@@ -369,14 +338,8 @@ def of_error(error: LaunchError, host: str = "") -> Failure:
 
     It names the `host` if other hosts are told, too.
     """
-    exit_code = EXIT_USAGE
-    if isinstance(error, NotFoundError):
-        exit_code = EXIT_NOT_FOUND
-    elif isinstance(error, CannotExecuteError):
-        exit_code = EXIT_CANNOT_EXECUTE
-    elif isinstance(error, CommandFailedError):
-        exit_code = error.exit_code
-    return of_host(f"launcher: {host}: {error}" if host else f"launcher: {error}", exit_code)
+    where = f"launcher: {host}" if host else "launcher"
+    return of_host(f"{where}: {error}", error.exit_code)
 
 
 def of_launcher(host: str, error: Exception) -> Failure:

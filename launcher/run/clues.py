@@ -11,15 +11,13 @@ death. It imports no module of ours, and calls none of the script's code.
 
 from __future__ import annotations
 
-import contextlib
+import _socket  # a keeper loads this, too: see lines.py
 import errno
 import io
 import os
 import re
 import resource
 import signal
-import socket
-import traceback
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
@@ -95,15 +93,17 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     """
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}
     notes: list[str] = []
-    with contextlib.suppress(OSError):
+    try:
         notes += _of_volumes(kinds, text, errors)
         if kinds & {"processes", "allocation"}:
             notes += _of_processes()
         for variable in sorted(kind for kind in kinds if kind.endswith("_IFNAME")):
-            there = ", ".join(name for _, name in socket.if_nameindex())
+            there = ", ".join(name for _, name in _socket.if_nameindex())
             value = os.environ.get(variable)
             wanted = f"{variable} is {value!r}, and " if value else ""
             notes.append(f"{wanted}this host's interfaces are {there}")
+    except OSError:
+        pass  # proc(5) hides it
     broken = (what for what, words in _BROKEN.items() if re.search(words, text))
     counted = sorted(kinds & {"memory", "processes"})
     return {"notes": notes, "counted": counted, "broken": next(broken, "")}
@@ -211,6 +211,8 @@ def _paths_of(errors: Iterable[BaseException]) -> list[str]:
 
     The files of a frame come before its texts.
     """
+    import traceback  # takes a few ms; a keeper has no exceptions
+
     found: list[object] = []
     for error in errors:
         for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):

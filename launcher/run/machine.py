@@ -446,18 +446,9 @@ def _is_success(state: State) -> bool:
 
 
 def _of_torchrun(state: State, event: events.TorchrunEnded, now: float) -> Failure:
-    job, seconds = state.job, now - state.times.attempt
-    return causes.of_torchrun(
-        event.returncode,
-        event.error,
-        job.cluster.hosts,
-        job.current_host,
-        job.endpoint,
-        seconds,
-        program=job.plan.runner or "torchrun",
-        oom=event.oom,
-        had_ranks=bool(state.ranks),
-    )
+    seconds, had_ranks = now - state.times.attempt, bool(state.ranks)
+    code, error, oom = event
+    return causes.of_torchrun(state.job, code, error, seconds, oom, had_ranks=had_ranks)
 
 
 # Events during a stop: they do not change the result.
