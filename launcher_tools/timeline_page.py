@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, SubElement
 from launcher.text.words import lasted, plural
 from launcher_tools.timeline_lanes import KINDS, Event, Lane, Mark, Timeline
 
-_MOST_UNFOLDED, _MOST_THICK = 32, 64  # ranks
+_MOST_UNFOLDED = 32  # ranks
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _SHAPES = {
     "failed": "M-5,-5L5,5M5,-5L-5,5",
@@ -30,10 +30,11 @@ _STYLE = """
 :root { color-scheme: light dark; --page: light-dark(#fff, #14191f);
   --ink: light-dark(#1b2530, #e4e9ee); --soft: light-dark(#586472, #9eabb8);
   --line: light-dark(#d5dbe1, #36414d); --panel: light-dark(#f5f7f9, #1c232b);
-  --edge: light-dark(#c3cbd3, #46525f); --bad: light-dark(#c5221f, #ff6b62);
-  --label: clamp(9.6rem, var(--chars) * .6rem + 5.5rem, 18rem); }
+  --edge: light-dark(#c3cbd3, #46525f); --bad: light-dark(#c5221f, #ff6b62); }
 * { box-sizing: border-box; }
-body { margin: 0; padding: 0 1rem 3.4rem; background: var(--page); color: var(--ink);
+body { --label: clamp(9.6rem, var(--chars) * .6rem + 5.5rem, 18rem);
+  --thin: clamp(3px, 320px / var(--ranks), 5px); margin: 0; padding: 0 1rem 3.4rem;
+  background: var(--page); color: var(--ink);
   font: 14px/1.45 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
 h1, h2 { font-size: 1.15rem; margin: .8rem 0 .2rem; overflow-wrap: anywhere; }
 p { margin: .2rem 0; overflow-wrap: anywhere; max-width: 75rem; }
@@ -63,6 +64,9 @@ button.label { border: 0; font: inherit; font-weight: 600; color: inherit; text-
 .folded button.label::before { content: "\\25b8\\00a0"; }
 .track { position: relative; height: 20px; grid-column: 2; }
 .bar { position: absolute; top: 1px; bottom: 1px; border-right: .5px solid var(--page); }
+i.ended, i.unknown { border: 1px solid var(--edge); } i.unknown { border-style: dashed; }
+i.waiting { --dark: light-dark(#9c6500, #8a5a00);
+  background: repeating-linear-gradient(135deg, var(--dark) 0 2px, transparent 2px 6px); }
 .bar, .track .icon, #list li { cursor: pointer; }
 .track .icon { position: absolute; top: 50%; margin: -10px; z-index: 2; }
 .folded .head { position: absolute; inset: 0; pointer-events: none; }
@@ -83,9 +87,9 @@ pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; m
   border-top: 1px solid var(--line); }
 [hidden] { display: none !important; }
 @media (max-width: 1000px) {
-  :root { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); }
   .both { grid-template-columns: minmax(0, 1fr); }
-  body { padding: 0 .6rem 5rem; } .head small { display: none; }
+  body { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); padding: 0 .6rem 5rem; }
+  .head small { display: none; }
   .rank .label { padding-left: .2rem; font-size: 12px; } #filter { flex: 1 1 100%; }
 }
 """
@@ -205,11 +209,13 @@ def page(found: Timeline, title: str) -> str:
     SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY})
     SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
     _add(head, "title", title[:200])
+    fills = [
+        f"i.{name} {{ background-color: light-dark({kind.light}, {kind.dark}); }}\n"
+        for name, kind in KINDS.items()
+    ]
+    _add(head, "style", "".join([_STYLE, *fills]))
     longest = max((len(host.name) for host in found.hosts), default=0)
-    thin = 5 if len(found.lanes) <= _MOST_THICK else 3
-    _add(
-        head, "style", f"{_STYLE}:root {{ --chars: {max(6, longest)}; --thin: {thin}px }}{_fills()}"
-    )
+    body.set("style", f"--chars: {max(6, longest)}; --ranks: {len(found.lanes)}")
     _add_head(body, found)
     body.append(ElementTree.fromstring(_TOOLS))
     _add_legend(body, found)
@@ -226,19 +232,6 @@ def _add(parent: Element, tag: str, text: str, kind: str = "", **more: str) -> E
     made = SubElement(parent, tag, {"class": kind, **more} if kind else more)
     made.text = text
     return made
-
-
-def _fills() -> str:
-    """Return the colours of bars; those of waiting ranks are hatched."""
-    rules = [
-        f"i.{name} {{ background: light-dark({kind.light}, {kind.dark}) }}\n"
-        for name, kind in KINDS.items()
-    ]
-    stripe = "light-dark(#9c6500, #8a5a00) 0 2px, transparent 2px 6px"
-    rules.append(f"i.waiting {{ background-image: repeating-linear-gradient(135deg, {stripe}) }}\n")
-    rules.append("i.ended, i.unknown { border: 1px solid var(--edge) } ")
-    rules.append("i.unknown { border-style: dashed }\n")
-    return "".join(rules)
 
 
 def _time(found: Timeline, at: float, form: str = "%H:%M:%S") -> str:
@@ -301,25 +294,23 @@ def _add_chart(chart: Element, found: Timeline) -> None:
 
 def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
     ended = f" \u00b7 {lane.ended}" if lane.ended else ""
-    marks = [found.events[mark.event] for mark in lane.marks]
-    is_root = any(event.kind in ("failed", "stalled") for event in marks)
+    marked = [found.events[mark.event] for mark in lane.marks]
+    is_root = any(event.kind in ("failed", "stalled") for event in marked)
     row = _add(box, "div", "", "row rank root" if is_root else "row rank", tabindex="-1")
     spent = [f"{bar.kind} {lasted(bar.seconds)}" for bar in lane.bars]
-    kinds = [bar.kind for bar in lane.bars]
-    happened = [f"{event.kind} {event.words}" for event in marks]
+    label = f"{lane.name}{ended}: {', '.join([*spent, *(event.kind for event in marked)])}"
     row.attrib |= {
         "data-rank": "" if lane.rank is None else str(lane.rank),
-        "data-text": " ".join([lane.name, ended, *kinds, *happened]).lower(),
-        "aria-label": f"{lane.name}{ended}: {', '.join([*spent, *(e.kind for e in marks)])}",
+        "data-text": " ".join([label, *(event.words for event in marked)]).lower(),
+        "aria-label": label,
     }
     _add(row, "div", ("no rank" if lane.rank is None else f"rank {lane.rank}") + ended, "label")
     track = _add(row, "div", "", "track")
     for bar in lane.bars:
         attempt = f", attempt {bar.attempt}" if bar.attempt else ""
-        words = (
-            f"{lane.name}: {bar.kind} for {lasted(bar.seconds)}, from {_time(found, bar.start)} "
-        )
-        words += f"to {_after(found, bar.start + bar.seconds)}{attempt}"
+        ended_at = _after(found, bar.start + bar.seconds)
+        words = f"{lane.name}: {bar.kind} for {lasted(bar.seconds)}, from "
+        words += f"{_time(found, bar.start)} to {ended_at}{attempt}"
         made = _add(track, "i", "", f"bar {bar.kind}", style=_place(found, bar.start, bar.seconds))
         made.set("data-words", f"{words}: {bar.words}" if bar.words else f"{words}.")
     _add_marks(track, found, lane.name, lane.marks)

@@ -1,7 +1,6 @@
 """benchmarks/beside.py: the table of recorded figures; and that it still runs."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -76,33 +75,3 @@ def test_a_quick_look_leaves_no_process(tmp_path):
     del values["failure"]["torchrun"]
     numbers = [one for by_way in values.values() for way in by_way.values() for one in way]
     assert len(numbers) == 5 and all(number > 0 for number in numbers), done.stderr
-
-
-# The launcher's main thread ends, and another one goes on: a zombie that cannot be reaped.
-ENDS_AND_RUNS_ON = """
-import sys, time
-from pathlib import Path
-
-import beside, ways
-
-LAUNCHER = '''
-import ctypes, os, threading, time
-threading.Thread(target=time.sleep, args=(600,)).start()
-open("ready", "w").close()
-ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
-'''
-ways.WAYS["odd"] = lambda job, host: ((sys.executable, "-c", LAUNCHER), {})
-with beside.Running("odd", "start-1x2", Path(), 5):
-    while (found := beside.descendants()) == [] or found[0].status() != "zombie":
-        time.sleep(0.01)
-print(beside.descendants())
-"""
-
-
-def test_no_process_of_a_job_is_counted_with_the_next_one(tmp_path):
-    argv = [sys.executable, "-c", ENDS_AND_RUNS_ON]
-    environ = {**os.environ, "PYTHONPATH": str(REPO / "benchmarks")}
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

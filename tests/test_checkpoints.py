@@ -170,12 +170,6 @@ def test_no_room(reference, capsys):
     assert Job(reference, seed=1).load().state() == whole
 
 
-def test_no_folder_can_be_made(reference, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match=r"cannot write the checkpoint .*file/checkpoint-"):
-        Job(reference, tmp_path / "file").save()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_saves_and_leaves(reference, number, capsys):
     job = Job(reference)
@@ -189,15 +183,6 @@ def test_a_stop_saves_and_leaves(reference, number, capsys):
     assert f"stopped by {number.name}; saved checkpoints/checkpoint-" in capsys.readouterr().out
     assert Job(reference, seed=1).load().state() == job.state()
     assert signal.getsignal(number) == before
-
-
-def test_what_a_killed_job_was_writing_is_overwritten(reference):
-    job = Job(reference)
-    os.mkdir("checkpoints")
-    Path("checkpoints", "checkpoint.tmp").write_text("half")
-    job.load()
-    job.save()
-    assert files() == ["checkpoint-000000-000000000000.pt"]
 
 
 @pytest.mark.parametrize("unreadable", ["file", "folder"])

@@ -176,20 +176,6 @@ def test_hosts_with_different_pictures(ranks, script, tmp_path, ants_and_bees):
 
 
 @pytest.mark.systems
-def test_a_name_need_not_be_utf_8(ranks, tmp_path, ants_and_bees):
-    folder = shutil.copytree(ants_and_bees, tmp_path / "pictures")
-    for part in ("train", "val"):
-        bees = os.fsencode(folder / part / "bees")
-        os.rename(bees, bees + b"\xff")
-    picture = next((folder / "train" / "ants").iterdir())
-    os.rename(picture, os.path.join(os.fsencode(picture.parent), b"\xe4.jpg"))
-    job = (TRAIN_HYMENOPTERA, "--data", folder, *SMALL, "--epochs", "1", *folders("job"))
-    done = ranks.run(*job)
-    assert done.codes == [0], done.err
-    assert json.loads(Path("job/model/labels.json").read_text())["labels"][1].startswith("bees")
-
-
-@pytest.mark.systems
 def test_a_weights_channel_and_workers(tmp_path, channels, monkeypatch):
     import torch
     from torchvision.models import resnet18
@@ -274,29 +260,3 @@ def test_more_ranks_than_pictures(ranks, channels, tmp_path, ants_and_bees, monk
     done = ranks.run(TRAIN_HYMENOPTERA, *SMALL, *folders("job"), count=3)
     assert done.codes == [1, 1, 1], done.err
     assert "there are 2 pictures to train with, too few for 3 ranks\n" in done.err
-
-
-@pytest.mark.systems
-def test_a_checkpoint_of_other_classes(ranks, channels, tmp_path, ants_and_bees, monkeypatch):
-    job = (TRAIN_HYMENOPTERA, *SMALL, "--epochs", "1", *folders("job"))
-    done = ranks.run(*job)
-    assert done.codes == [0], done.err
-    before = {path: path.read_bytes() for path in Path("job").rglob("*.pt")}
-    for part in ("train", "val"):
-        folder = shutil.copytree(ants_and_bees / part, tmp_path / "wasps" / part)
-        (folder / "bees").rename(folder / "wasps")
-        monkeypatch.setenv(f"SM_CHANNEL_{part.upper()}", str(folder))
-    done = ranks.run(*job)
-    assert done.codes == [1] and "Traceback" not in done.err
-    (name,) = os.listdir("job/checkpoints")
-    assert f"job/checkpoints/{name} is a checkpoint of " in done.err
-    assert "choose another --checkpoint-dir" in done.err
-    assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
-
-
-def test_an_error_of_rank_0_is_that_of_all(ranks, channels):
-    job = (TRAIN_HYMENOPTERA, *SMALL[2:], "--weights", "none.pt", *folders("job"))
-    done = ranks.run(*job, count=2)
-    assert done.codes == [1, 1], done.err
-    assert done.err.count("cannot load the weights none.pt (FileNotFoundError") == 1  # said once
-    assert "Traceback" not in done.err

@@ -32,14 +32,6 @@ from launcher_tools.local_hosts import Host
 from launcher_tools.local_output import OutputLines
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
-# A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
-MIXED = """\
-GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)
-  MIG 3g.20gb     Device  0: (UUID: MIG-a)
-  MIG 3g.20gb     Device  1: (UUID: MIG-b)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
-"""
-
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
 torch = pytest.mark.torch
@@ -91,34 +83,6 @@ def test_nothing_is_lost_of_a_script_that_opens_its_stdout_by_name(script, tmp_p
     lines = [line for line in done.stdout.splitlines() if line.startswith("algo-1 | ")]
     assert lines == ["algo-1 | before", "algo-1 | between", "algo-1 | after"]
     assert Path("runs/named/algo-1/stdout.log").read_text() == "before\nbetween\nafter\n"
-
-
-@torch
-def test_a_bar_is_seen_in_a_file_while_it_runs(start, script):
-    """Of two ranks, one of which ends in the middle of its bar."""
-    text = """
-        import os, sys, time
-        rank, steps = os.environ["RANK"], (1, 2)
-        stream = (sys.stderr, sys.stdout)[int(rank)]
-        for step in steps:
-            stream.write(f"\\rrank {rank}: {step}/9")
-            stream.flush()
-            while not os.path.exists(f"seen-{step}-{rank}"):
-                time.sleep(0.05)
-            sys.stderr.write(f"rank {rank} logs\\n")
-        os._exit(0)
-    """
-    path = script(textwrap.dedent(text))
-    host = start("--hosts", "1", "--nproc-per-node", 2, "--", path, command=LOCAL)
-    poll(lambda: "algo-1 | rank 0: 1/9\n" in host.err and "algo-1 | rank 1: 1/9\n" in host.out)
-    Path("seen-1-1").touch()
-    poll(lambda: "algo-1 | rank 1 logs\n" in host.err and "algo-1 | rank 1: 2/9\n" in host.out)
-    Path("seen-1-0").touch()
-    poll(lambda: "algo-1 | rank 0: 2/9\n" in host.err)
-    Path("seen-2-0").touch()
-    Path("seen-2-1").touch()
-    assert host.wait() == 0, host.log()
-    assert lines_of(host.out, "algo-1").count("rank 1: 2/9") == 1, host.log()
 
 
 # What is decided
@@ -233,35 +197,30 @@ def test_equal_parts(things, count, parts):
     assert local_setup.divided(things, count) == parts
 
 
-@pytest.mark.parametrize(
-    ("hosts", "visible", "gpus"),
-    [
-        (3, None, [("GPU-0a",), ("GPU-1b",), ("GPU-2c",)]),
-        (2, "3,1", [("GPU-3d",), ("GPU-1b",)]),
-        (1, "GPU-2c,7,0", [("GPU-2c",)]),  # CUDA ignores what follows an invalid one
-        (2, "", [None, None]),
-    ],
-)
-def test_gpus_are_divided(tmp_path, hosts, visible, gpus):
-    lines = "".join(f"echo 'GPU {n}: A10G (UUID: GPU-{n}{c})'\n" for n, c in enumerate("abcd"))
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environ = {"PATH": str(tmp_path)}
-    if visible is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = visible
-    assert [share.gpus for share in local_setup.shares(hosts, environ)] == gpus
+# As nvidia-smi -L lists them: four GPUs; one in MIG mode and one that is not.
+FOUR = "".join(f"GPU {n}: A10G (UUID: GPU-{n}{c})\n" for n, c in enumerate("abcd"))
+MIXED = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)
+  MIG 3g.20gb     Device  0: (UUID: MIG-a)
+  MIG 3g.20gb     Device  1: (UUID: MIG-b)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+"""
 
 
 @pytest.mark.parametrize(
-    ("hosts", "visible", "gpus"),
+    ("listed", "hosts", "visible", "gpus"),
     [
-        (2, None, [("MIG-a",), ("MIG-b",)]),  # of three: a host has as many as another
-        (3, None, [("MIG-a",), ("MIG-b",), ("GPU-1",)]),
-        (1, "GPU-0", [("MIG-a", "MIG-b")]),
+        (FOUR, 3, None, [("GPU-0a",), ("GPU-1b",), ("GPU-2c",)]),
+        (FOUR, 2, "3,1", [("GPU-3d",), ("GPU-1b",)]),
+        (FOUR, 1, "GPU-2c,7,0", [("GPU-2c",)]),  # CUDA ignores what follows an invalid one
+        (FOUR, 2, "", [None, None]),
+        (MIXED, 2, None, [("MIG-a",), ("MIG-b",)]),  # of three: a host has as many as another
+        (MIXED, 3, None, [("MIG-a",), ("MIG-b",), ("GPU-1",)]),
+        (MIXED, 1, "GPU-0", [("MIG-a", "MIG-b")]),
     ],
 )
-def test_mig_slices_are_divided(tmp_path, hosts, visible, gpus):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{MIXED}X\n")
+def test_gpus_are_divided(tmp_path, listed, hosts, visible, gpus):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{listed}X\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     if visible is not None:
@@ -407,19 +366,15 @@ def test_bad_input_is_one_line(script, argv, says):
     assert of_error(error.value).exit_code == 2
 
 
-def test_a_mistake_is_one_line_in_the_log_and_leaves_nothing(tmp_path, pretend_torch):
+def test_a_mistake_is_one_line_in_the_log_and_leaves_nothing(tmp_path, script, pretend_torch):
     pretend_torch("2.13.0")
     before = sorted(tmp_path.iterdir())
     done = local("--", "none.py", code=2)
     assert (done.stdout, done.stderr) == ("", "launcher: none.py: there is no such file.\n")
     assert sorted(tmp_path.iterdir()) == before
-    assert not list((tmp_path / "output").iterdir())  # it is no host, and has no failure file
-
-
-def test_a_folder_that_cannot_be_made(script, pretend_torch):
-    pretend_torch("2.13.0")
     done = local("--run-dir", "/proc/run", "--", script(""), code=2)
     assert "cannot create the folder /proc/run (" in done.stderr and "--run-dir" in done.stderr
+    assert not list((tmp_path / "output").iterdir())  # it is no host, and has no failure file
 
 
 @in_namespaces
@@ -735,27 +690,3 @@ def test_two_jobs_at_once_train(tmp_path):
         assert job.returncode == 0, out
         assert "  algo-1/model: model.pt\n" in out
     assert {path.name for path in Path("runs").iterdir()} == {"same", "same-2"}
-
-
-WARNED = """
-import os, signal, time
-signal.signal(signal.SIGUSR1, lambda *_: print("warned", flush=True))
-print("runs", flush=True)
-while not os.path.exists(os.environ["GO"]):
-    time.sleep(0.01)
-"""
-
-
-@torch
-def test_what_is_no_stop_goes_to_no_host(start, script, tmp_path):
-    host = start("--hosts", "2", "--", script(WARNED), command=LOCAL, GO=tmp_path / "go")
-    host.wait_for("runs", 2)
-    for number in (signal.SIGALRM, signal.SIGALRM, signal.SIGUSR1):
-        host.signal(number)
-        poll(lambda number=number: f"signal {int(number)}" in host.out + host.err)
-    (tmp_path / "go").touch()
-    assert host.wait() == 0, host.log()
-    said = host.out + host.err
-    assert "warned" not in said, host.log()
-    assert said.count("SIGUSR1 (signal 10): ignored; it is not a stop") == 1, host.log()
-    assert said.count("SIGALRM (signal 14): ignored; it is not a stop") == 1, host.log()

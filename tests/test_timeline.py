@@ -275,11 +275,6 @@ def test_the_page_and_the_text(tmp_path):
     assert os.path.exists("page.html")
 
 
-def test_the_folder_may_be_that_of_one_host(tmp_path):
-    folder = write(tmp_path / "logs", {"algo-2": line(0, "began", "algo-2", job="x")})
-    assert [host.name for host in tool.read(str(folder / "algo-2")).hosts] == ["algo-2"]
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -329,16 +324,6 @@ def test_local_leaves_a_timeline_and_names_it(script, tmp_path):
     assert [[lane.rank for lane in host.lanes] for host in found.hosts] == [[0], [1]]
     assert found.how == "failed" and marks(found, found.hosts[1].lanes[0]) == ["failed"]
     assert adds_up(found)
-
-
-@pytest.mark.torch
-def test_with_a_log_dir_a_launcher_leaves_its_events(script):
-    path = script("print('trains')\n")
-    completed(*LAUNCHER, "--train-script", path, "--launcher-log-dir", "logs")
-    (name,) = (name for name in os.listdir("logs") if os.path.exists(f"logs/{name}/events.jsonl"))
-    found = tool.read("logs")
-    assert (name, found.how, found.exit_code) == ("localhost", "succeeded", 0)
-    assert [bar.kind for bar in found.lanes[0].bars][-3:] == ["start", "training", "ended"]
 
 
 def test_local_with_a_log_dir_leaves_its_events_there(script, pretend_torch):
