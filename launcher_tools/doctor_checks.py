@@ -336,11 +336,9 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     seen = f"a process may have {'any number of' if files < 0 else files} files open"
     to_do = _restart(environ, f"--ulimit nofile={needs}", _FEWER_WORKERS)
     yield level, seen, to_do if level == WARNING else ""
-    left = []
-    for folder in cgroups.folders("pids", root):
-        most, now = (read_text(f"{folder}/pids.{name}").strip() for name in ("max", "current"))
-        if most.isdecimal() and now.isdecimal():
-            left.append(int(most) - int(now))
+    limited = [f"{folder}/pids" for folder in cgroups.folders("pids", root)]
+    pairs = [(read_text(f"{pids}.max"), read_text(f"{pids}.current")) for pids in limited]
+    left = [int(most) - int(now) for most, now in pairs if most.strip().isdecimal() and now]
     if not left:
         return
     ranks = _ranks(job)

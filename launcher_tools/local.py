@@ -92,14 +92,9 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
     who = ", ".join(named if count < 3 else [named[0], "...", named[-1]])
     gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
     each = plural(first.cores, "core") + gpus + (" each" if count > 1 else "")
-    lines = [
-        (
-            f"{words} is after --, so it is passed to the script; options of sm-launch local must "
-            "be before --."
-        )
-        for words in chosen.behind
-    ]
-    lines += [f"{who}; {each}; the hosts' folders are in {run_dir}."]
+    after = "is after --, so it is passed to the script; options of sm-launch local must be before"
+    lines = [f"{words} {after} --." for words in chosen.behind]
+    lines.append(f"{who}; {each}; the hosts' folders are in {run_dir}.")
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than hosts ({count}), so no host has a GPU.")
     processes = count * (chosen.options.nproc_per_node or len(first.gpus or ()) or 1)
@@ -111,22 +106,22 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
 
 def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str) -> list[str]:
     """Return the lines about arguments that SageMaker would pass in another form, or not at all."""
-    if refused:
-        return [
-            "the arguments are passed to the script unchanged, but SageMaker could not pass "
-            f"{short(refused, 60)}: it passes only `--key value` pairs, each key at most once."
-        ]
     changed = local_setup.changes(args, passed)
     if changed:
         return [f"as SDK v2 would pass them: {join_and_count(changed[:5], len(changed[5:]))}."]
-    return []
+    if not refused:
+        return []
+    return [
+        "the arguments are passed to the script unchanged, but SageMaker could not pass "
+        f"{short(refused, 60)}: it passes only `--key value` pairs, each key at most once."
+    ]
 
 
 def result_of(hosts: Sequence[Host]) -> Result:
     """Return how the job ended: a failed launcher's result counts before a killed one's."""
-    codes = [host.process.returncode for host in hosts if host.process]
+    ended = [host.process.returncode for host in hosts if host.process]
     # A launcher that SIGKILL has not ended yet (the loop waits for 10 s) counts as killed.
-    codes = [-signal.SIGKILL if code is None else code for code in codes]
+    codes = [-signal.SIGKILL if code is None else code for code in ended]
     for code in sorted(codes, key=lambda code: code < 0):
         if code:
             return Result(exit_code_of(code))
@@ -162,8 +157,7 @@ def _end(
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"
         how = f"{word} with exit code {code}"
-    where = f"Outputs in {run_dir}:" if lines else f"Outputs: none. Logs: {run_dir}."
-    lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
+    lines.insert(0, f"The job {how} after {seconds:.0f} s. Outputs in {run_dir}:")
     for reason, names in reasons.items():
         lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")
         lines += [f"  {printable(line)}" for line in reason.splitlines()]

@@ -10,7 +10,6 @@ import itertools
 import operator
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import LaunchError
@@ -141,7 +140,7 @@ def text(found: Timeline, columns: int) -> list[str]:
     legend = [f"{letter} {name}" for name, letter in letters.items() if letter in used - {" "}]
     means = found.means()
     spent = [f"{kind} {lasted(means[kind])}" for kind in KINDS if means[kind] >= 0.05]
-    begin, end = (_clock(found, at) for at in (0.0, found.seconds))
+    begin, end = (found.clock(at) + "Z" for at in (0.0, found.seconds))
     return [
         title(found),
         *(f"note: {note}" for note in found.notes),
@@ -158,11 +157,11 @@ def text(found: Timeline, columns: int) -> list[str]:
 
 def title(found: Timeline) -> str:
     """Return how a job ended, in a line."""
-    ranks = sum(lane.rank is not None for lane in found.lanes)
-    size = f"{plural(len(found.hosts), 'host')}, {plural(ranks, 'rank')}"
     restarts = f" after {plural(found.attempts - 1, 'restart')}" if found.attempts > 1 else ""
     cause = f": {found.cause}" if found.cause else ""
-    return f"{found.job or 'job'} ({size}) {found.how}{restarts}, {lasted(found.seconds)}{cause}"
+    return (
+        f"{found.job or 'job'} ({found.size}) {found.how}{restarts}, {lasted(found.seconds)}{cause}"
+    )
 
 
 def _label(lane: Lane) -> str:
@@ -196,16 +195,12 @@ def _strip(found: Timeline, lane: Lane, of_host: Sequence[Mark], width: int) -> 
     return "".join(letters)
 
 
-def _clock(found: Timeline, at: float) -> str:
-    return time.strftime("%H:%M:%SZ", time.gmtime(found.utc + at))
-
-
 def _happened(found: Timeline) -> list[str]:
     """Return the events, in order, with tracebacks and stacks."""
     lines = []
     for event in found.events:
         said = f"{event.where}: {event.kind}" + (f": {event.words}" if event.words else "")
-        lines.append(f"{_clock(found, event.at):>9}  {said}")
+        lines.append(f"{found.clock(event.at)}Z  {said}")
         lines += [f"{'':11}{line}" for line in event.text.splitlines()]
         lines += [f"{'':11}output: {path}" for path in event.files if event.is_root]
     more = len(lines) - _MOST_HAPPENED

@@ -11,11 +11,12 @@ import collections
 import datetime
 import itertools
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Optional
 
 from launcher.text.protocol import decoded
-from launcher.text.words import printable, signal_name
+from launcher.text.words import plural, printable, signal_name
 
 _MOST_SECONDS = 1e9
 
@@ -178,6 +179,16 @@ class Timeline(NamedTuple):
     def lanes(self) -> list[Lane]:
         """All lanes."""
         return [lane for host in self.hosts for lane in host.lanes]
+
+    @property
+    def size(self) -> str:
+        """The numbers of hosts and ranks."""
+        ranks = sum(lane.rank is not None for lane in self.lanes)
+        return f"{plural(len(self.hosts), 'host')}, {plural(ranks, 'rank')}"
+
+    def clock(self, at: float, form: str = "%H:%M:%S") -> str:
+        """Return the time of day (UTC) of a second of the job."""
+        return time.strftime(form, time.gmtime(self.utc + at))
 
     def means(self) -> dict[str, float]:
         """Return a rank's average seconds of each kind."""

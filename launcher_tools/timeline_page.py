@@ -6,7 +6,6 @@ is escaped by ElementTree, and its Content-Security-Policy lets the page load no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -234,21 +233,15 @@ def _add(parent: Element, tag: str, text: str, kind: str = "", **more: str) -> E
     return made
 
 
-def _time(found: Timeline, at: float, form: str = "%H:%M:%S") -> str:
-    return time.strftime(form, time.gmtime(found.utc + at))
-
-
 def _add_head(body: Element, found: Timeline) -> None:
     _add(body, "h1", found.job or "A job")
     how = _add(body, "p", "", found.how.replace(" ", "-"), id="how")
     _add(how, "b", found.how)
-    ranks = sum(lane.rank is not None for lane in found.lanes)
     code = "" if found.exit_code is None else f", exit code {found.exit_code}"
-    when = f"{_time(found, 0, '%Y-%m-%d %H:%M:%S')} to {_time(found, found.seconds)} UTC"
-    size = f"{plural(len(found.hosts), 'host')}, {plural(ranks, 'rank')}"
-    _add(how, "span", f"{code}, {when}, {lasted(found.seconds)}, {size}", "soft")
+    when = f"{found.clock(0, '%Y-%m-%d %H:%M:%S')} to {found.clock(found.seconds)} UTC"
+    _add(how, "span", f"{code}, {when}, {lasted(found.seconds)}, {found.size}", "soft")
     _add(body, "p", found.cause, id="cause")
-    restarts = [_time(found, event.at) for event in found.events if event.kind == "restart"]
+    restarts = [found.clock(event.at) for event in found.events if event.kind == "restart"]
     if restarts:
         _add(body, "p", f"{plural(len(restarts), 'restart')}: at {', '.join(restarts)}")
     for event in [event for event in found.events if event.is_root][-1:]:
@@ -310,7 +303,7 @@ def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
         attempt = f", attempt {bar.attempt}" if bar.attempt else ""
         ended_at = _after(found, bar.start + bar.seconds)
         words = f"{lane.name}: {bar.kind} for {lasted(bar.seconds)}, from "
-        words += f"{_time(found, bar.start)} to {ended_at}{attempt}"
+        words += f"{found.clock(bar.start)} to {ended_at}{attempt}"
         made = _add(track, "i", "", f"bar {bar.kind}", style=_place(found, bar.start, bar.seconds))
         made.set("data-words", f"{words}: {bar.words}" if bar.words else f"{words}.")
     _add_marks(track, found, lane.name, lane.marks)
@@ -334,7 +327,7 @@ def _place(found: Timeline, at: float, seconds: float | None = None) -> str:
 
 
 def _after(found: Timeline, at: float) -> str:
-    return f"{_time(found, at)} UTC ({lasted(at)} after the begin)"
+    return f"{found.clock(at)} UTC ({lasted(at)} after the begin)"
 
 
 def _add_icon(parent: Element, event: Event) -> Element:
@@ -350,7 +343,7 @@ def _add_events(section: Element, found: Timeline) -> None:
     for number, event in enumerate(found.events):
         entry = _add(entries, "li", "", "root" if event.is_root else "", id=f"event-{number}")
         entry.set("data-event", str(number))
-        _add(entry, "time", f"{_time(found, event.at)} ")
+        _add(entry, "time", f"{found.clock(event.at)} ")
         if event.kind in _SHAPES:
             _add_icon(entry, event)
         where = "" if event.words.startswith(event.where) else event.where

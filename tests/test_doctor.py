@@ -568,15 +568,6 @@ def test_a_signal_ends_doctor_and_its_child(fake_torch, start, number):
     assert host.failure is None and host.out == ""
 
 
-def test_nobody_reads_the_report(fake_torch):
-    fake_torch()
-    for closed in (">&- 2>&- <&-", ">/dev/full 2>/dev/full", "| head -1"):
-        line = f'"$@" {closed}'
-        words = ["sh", "-c", line, "sh", *LAUNCHER, "doctor"]
-        done = subprocess.run(words, timeout=60, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_from_an_archive(fake_torch, tmp_path):
     fake_torch()
     archive = tmp_path / "one.py"

@@ -176,23 +176,3 @@ def test_make_says_in_one_line_what_the_tests_need_and_installs_nothing(bare, cl
     assert line.startswith(f"make {target} needs ") and makes_own.startswith("make: *** ")
     assert line.endswith(f": apt-get install {NEEDED[target]} (.ci/run installs it, too).")
     assert not (bare.parent / "installed").exists() and not (clone / "none").exists()
-
-
-def needs(folder, *arguments):
-    command = ["sh", REPO / "tests" / "needs.sh", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={"PATH": str(folder), "PYTHON": "python"}
-    )
-
-
-def test_what_is_there_is_not_asked_for(bare):
-    for name in ("git", "cc", "python", "docker", "dockerd", "openssl", "ip"):
-        (bare / name).symlink_to(shutil.which("true"))
-    for target in NEEDED:
-        done = needs(bare, target)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    (bare / "cc").unlink()
-    done = needs(bare, "matrix")
-    text = "make matrix needs cc: apt-get install gcc libc6-dev (.ci/run installs it, too).\n"
-    assert (done.returncode, done.stderr) == (1, text)
-    assert needs(bare, "--packages", "matrix").stdout == "gcc libc6-dev\n"

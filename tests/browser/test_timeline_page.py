@@ -24,17 +24,13 @@ def size(page, selector):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_wider_than_the_screen(opened, width):
-    for files in (large(), small()):
+def test_nothing_is_wider_than_the_screen_and_names_of_hosts_are_whole(opened, width):
+    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+    for files in (small(), large()):
         page = opened(files, width)
         assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_names_of_hosts_are_whole(opened, width):
-    page = opened(large(), width)
-    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
-    assert page.locator(".host .label").evaluate_all(cut) == []
+        assert page.locator(".host .label").evaluate_all(cut) == []
+    assert page.get_by_text("1 restart: at 16:06:40").is_visible()
 
 
 def test_bars_of_a_lane_fill_it(opened):
@@ -123,11 +119,6 @@ def test_a_mark_leads_to_its_own_event_of_several_with_the_same_words(opened):
     (chosen,) = page.locator("#list li.on").all()
     assert chosen.inner_text().startswith("16:00:25")
     assert page.locator(".rank .icon.failed.on").count() == 1
-
-
-def test_the_head_has_the_restarts(opened):
-    page = opened(large())
-    assert page.get_by_text("1 restart: at 16:06:40").is_visible()
 
 
 def test_all_of_it_by_keys(opened):
