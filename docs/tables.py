@@ -16,7 +16,7 @@ from typing import Callable
 
 from launcher.job.help import EXIT_CODES, GROUPS, default_of
 from launcher.job.options import OPTIONS
-from launcher.run import history
+from launcher.text import notes
 from launcher.text.words import flag
 
 HERE = Path(__file__).parent
@@ -82,8 +82,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
     "equality": equality,
-    "fields of events": lambda: named("field", history.FIELDS),
-    "events": lambda: named("event", history.EVENTS),
+    "fields of events": lambda: named("field", notes.FIELDS),
+    "events": lambda: named("event", notes.EVENTS),
 }
 
 

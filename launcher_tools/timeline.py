@@ -1,6 +1,6 @@
 """`sm-launch timeline`: what each rank of a job did when, as a page or as text.
 
-It reads the DIR/HOST/events.jsonl of all hosts (launcher/run/history.py), whatever has become of
+It reads the DIR/HOST/events.jsonl of all hosts (launcher/text/notes.py), whatever has become of
 them: of a job that was killed the last line may be cut off, and a host may have none.
 """
 

@@ -163,7 +163,12 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
         (1, "RuntimeError: bad", 69, "algo-1: torchrun failed: RuntimeError: bad"),
         (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
         (0, "", 2, "algo-1: torchrun failed: it has started no rank, and ended with exit code 0"),
-        (1, "SignalException: Process 7 got signal: 15", 69, "algo-1: torchrun failed: Signal"),
+        (
+            1,
+            "SignalException: Process 7 got signal: 2",
+            69,
+            "algo-1: torchrun was ended by SIGINT (signal 2)\n",
+        ),
     ],
 )
 def test_failures_of_torchrun_itself(returncode, error, code, says):

@@ -12,16 +12,11 @@ from jobs import job_of
 from launcher.peers import coordinator, link, messages
 from launcher.peers.connection import LINE_LIMIT
 from launcher.peers.events import (
-    Admit,
     Arrived,
     Connect,
     Connected,
-    Disconnect,
-    EndListening,
     Lost,
-    MakeStore,
     Received,
-    Refuse,
     Send,
     StoreMade,
     Time,
@@ -33,8 +28,6 @@ from launcher.peers.messages import (
     End,
     Failed,
     Leave,
-    Missing,
-    RanksSucceeded,
     Start,
     Stop,
     Succeeded,
@@ -45,6 +38,7 @@ from launcher.peers.messages import (
 from launcher.peers.saved import NOTHING
 from launcher.peers.state import Clearing, Deciding, Ended, Joining, Running
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
+from launcher.text.notes import Note
 from launcher.text.protocol import decoded, encoded
 from launcher.text.words import Log
 from launcher.watch.progress import (
@@ -60,6 +54,7 @@ HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
 STOPPED = Result(143, "", 15)
 DIED = "its launcher died"
+SUCCEEDED = Succeeded(1, 0, (0.0,), are_all=True)
 BOUND = 60 + 5 + 5 + 14  # of clearing: the grace, the kernel, the replies, the host timeout
 
 
@@ -100,7 +95,7 @@ class Host:
         before = type(self.state.phase)
         self.state, actions = self.machine.step(self.state, event, now)
         assert type(self.state.phase) in {before, *PHASES[before]}
-        return actions
+        return tuple(action for action in actions if not isinstance(action, Note))
 
     def hears(self, host, message, now=0):
         """Hear what a host says, which may be this one."""
@@ -108,7 +103,7 @@ class Host:
 
     def hears_hello(self, host, now=0, **more):
         said = hello(job(host, **{"hosts": self.job.cluster.hosts, **more}))
-        return self.step(Arrived(7, "10.0.0.2", said), now)
+        return self.step(Arrived(said, "10.0.0.2"), now)
 
     def clears(self, hosts, number, now=0, survivors=0):
         """Hear that hosts have cleared; return what the last one brings."""
@@ -162,11 +157,11 @@ def second():
 
 
 def joins(host):
-    return (Admit(7, host), Send((host,), Welcome()))
+    return (Send((host,), Welcome()),)
 
 
-def everywhere(message, *others):
-    return (Send((*(others or HOSTS[1:]), FIRST), message),)
+def everywhere(message):
+    return (Send((*HOSTS[1:], FIRST), message),)
 
 
 def here(message, host=FIRST):
@@ -185,10 +180,10 @@ def test_who_is_missing_is_said_every_30_seconds_until_the_start_time_out(first)
     for now in (30, 60, 90):
         assert first.waits_until(now) == (
             Log("waiting for algo-3."),
-            Send((SECOND,), Missing(THIRD)),
+            Send((SECOND,), Welcome(THIRD)),
         )
     end = End(1, lost(THIRD, "did not join within 100 s"))
-    assert first.waits_until(100) == everywhere(end, SECOND)
+    assert first.waits_until(100) == everywhere(end)
 
 
 def test_many_missing_hosts_with_long_names_are_counted():
@@ -233,13 +228,14 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
 )
 def test_a_host_that_is_not_waited_for_is_refused(first, host, name, why):
     first.hears_hello(SECOND)
-    line = Log(f"refused a connection from 10.0.0.2 to port 29401: {why}.")
-    for number in range(30):  # the log shows 20 of them
-        actions = (line, Refuse(7)) if number < 20 else (Refuse(7),)
-        assert first.hears_hello(host, name=name) == actions
-    assert first.hears_hello(THIRD)[-1] == EndListening()
+    assert coordinator.refusal(first.state, hello(job(host, name=name))) == why
+
+
+def test_a_host_that_comes_again_after_the_start_is_refused():
+    first = ready()
     first.step(Lost(THIRD, DIED))
-    assert first.hears_hello(THIRD)[-1] == Refuse(7)
+    why = "all hosts have already joined"
+    assert coordinator.refusal(first.state, hello(job(THIRD))) == why
 
 
 def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
@@ -316,7 +312,7 @@ def test_what_a_job_says_that_ends(restarts, events, result):
         else:
             first.step(what if isinstance(what, StoreMade) else Received(host, what), now)
     leave = first.clears((*alive, FIRST), 1, 21)
-    assert leave == (Send(tuple(alive), Leave(result)),)
+    assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
 @pytest.mark.parametrize(("result", "stop"), [(SUCCESS, None), (STOPPED, Stop(15))])
@@ -324,7 +320,7 @@ def test_this_host_leaves_last_but_after_a_success(result, stop):
     """Other hosts' torchruns have their store here."""
     first = ready()
     for host in HOSTS:
-        first.hears(host, stop or Succeeded(1), 10)
+        first.hears(host, stop or SUCCEEDED, 10)
     if not stop:
         assert first.clears(HOSTS, 1, 20) == (Send((*HOSTS[1:], FIRST), Leave(result)),)
         return
@@ -347,9 +343,9 @@ LEFT_BEHIND = [
     (Stop(15), [(2, -1, 0.0), (1, 1, 11.2), (0, 1, 3)], f"{NEW}."),
     (Stop(15), [(-1, 0, 0.0), (-1, 0, 0.0), (-1, 0, 0.0)], None),
     (Stop(2), [(1, 0, 0.0), (-1, 1, 3.0), (0, 0, 0.0)], ONE),
-    (Succeeded(1), [(0, 0, 0.0)] * 3, NOTHING),
-    (Succeeded(1), [(0, 0, 0.0), (1, 0, 0.0), (0, 0, 0.0)], None),
-    (Succeeded(1), [(0, 0, 0.0), (-1, 0, 0.0), (0, 0, 0.0)], None),
+    (SUCCEEDED, [(0, 0, 0.0)] * 3, NOTHING),
+    (SUCCEEDED, [(0, 0, 0.0), (1, 0, 0.0), (0, 0, 0.0)], None),
+    (SUCCEEDED, [(0, 0, 0.0), (-1, 0, 0.0), (0, 0, 0.0)], None),
     (failed(), [(0, 0, 0.0)] * 3, None),
 ]
 
@@ -367,7 +363,7 @@ def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line):
 def test_what_a_job_leaves_is_not_logged_without_notes():
     first = ready(notes=False)
     for host in HOSTS:
-        first.hears(host, Succeeded(1), 10)
+        first.hears(host, SUCCEEDED, 10)
     for host in HOSTS:
         actions = first.hears(host, Cleared(1, 0, 0, 0, 0.0), 20)
     assert [one for one in actions if isinstance(one, Log)] == []
@@ -378,7 +374,7 @@ def test_of_a_host_that_is_lost_nothing_is_said():
     first.hears(FIRST, Stop(15), 10)
     for host in HOSTS[:2]:
         first.hears(host, Cleared(1, 0, 0, 1, 3.0), 11)
-    assert first.step(Lost(THIRD, DIED), 12) == (Send((SECOND,), Leave(STOPPED)),)
+    assert first.step(Lost(THIRD, DIED), 12) == (Send(HOSTS[1:], Leave(STOPPED)),)
 
 
 def test_hosts_that_do_not_clear_are_left_at_the_bound_of_the_longest_grace():
@@ -391,11 +387,6 @@ def test_hosts_that_do_not_clear_are_left_at_the_bound_of_the_longest_grace():
 
 
 # Restarts.
-
-
-def test_a_store_is_made_while_restarts_remain():
-    assert MakeStore() not in [send.message for send in Host(FIRST, (FIRST,)).began]
-    assert here(MakeStore())[0] in Host(FIRST, (FIRST,), max_restarts=1).began
 
 
 @pytest.mark.parametrize(
@@ -446,30 +437,30 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
 BROKEN = BROKEN._replace(failure=BROKEN.failure._replace(rank=2))
-LEFT = (9, THIRD, RanksSucceeded(1, 5, (0.2,)))
+LEFT = (9, THIRD, Succeeded(1, 5, (0.2,)))
 # Name: what hosts say, and when; the first line then.
 DEPARTED = {
     "one": ([LEFT], "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"),
     "more": (
         [
             LEFT,
-            (9.5, FIRST, RanksSucceeded(1, 0, (0.1, 0.1))),
-            (9.9, SECOND, RanksSucceeded(1, 3, (5.9, 2))),
+            (9.5, FIRST, Succeeded(1, 0, (0.1, 0.1))),
+            (9.9, SECOND, Succeeded(1, 3, (5.9, 2))),
         ],
         "algo-2, rank 3 and 4 more had ended with exit code 0, "
         "the first 6.0 s before rank 2 failed",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
-        [(12, THIRD, RanksSucceeded(1, 5, (2.3, 1.9, 0.1)))],
+        [(12, THIRD, Succeeded(1, 5, (2.3, 1.9, 0.1)))],
         "algo-3, rank 5 had ended with exit code 0, 0.3 s before rank 2 failed",
     ),
     "more after": (
-        [(12, THIRD, RanksSucceeded(1, 5, (1.9, 0.5))), (12, FIRST, RanksSucceeded(1, 0, (1,)))],
+        [(12, THIRD, Succeeded(1, 5, (1.9, 0.5))), (12, FIRST, Succeeded(1, 0, (1,)))],
         "algo-3, rank 5 and 2 more were ending with exit code 0 when rank 2 failed",
     ),
-    "of another attempt": ([(9, THIRD, RanksSucceeded(2, 5, (0.0,)))], ""),
-    "nobody": ([(9, THIRD, RanksSucceeded(1, 5, ()))], ""),
+    "of another attempt": ([(9, THIRD, Succeeded(2, 5, (0.0,)))], ""),
+    "nobody": ([(9, THIRD, Succeeded(1, 5, ()))], ""),
 }
 
 
@@ -543,10 +534,10 @@ RUN_ON = (
 @pytest.mark.parametrize("other", ["waits", "has ended", "trains", "says nothing"])
 def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
     first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
-    first.hears(SECOND, Succeeded(1), 50)
+    first.hears(SECOND, SUCCEEDED, 50)
     first.hears(THIRD, NoProgressReport(1, (RETURNED,), 0), 100)
     if other == "has ended":
-        first.hears(FIRST, Succeeded(1), 100)
+        first.hears(FIRST, SUCCEEDED, 100)
     elif other != "says nothing":
         first.hears(FIRST, NoProgressReport(1, (WAITS,), 1 if other == "trains" else 0), 100)
     assert [one.line for one in first.waits_until(101)] == [RUN_ON]
@@ -632,9 +623,9 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
         assert second.waits_until(now) == (line,)
     text = "algo-1 could not be reached within 100 s (nothing is listening there)\nexit code 69\n"
     ends = (*comes_down(End(0, Result(69, text))), *comes_down(Leave(Result(69, text))))
-    assert second.waits_until(100) == (Disconnect(), *ends)
+    assert second.waits_until(100) == ends
     assert second.hears(SECOND, Cleared(0, 0)) == ()
-    assert second.step(Connected()) == (Disconnect(),)  # too late
+    assert second.step(Connected()) == ()  # too late
 
 
 def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
@@ -653,7 +644,7 @@ def test_a_member_waits_for_its_coordinator_where_another_program_listens(second
         assert second.waits_until(now) == (Log(f"waiting for algo-1 ({NO_LAUNCHER})."),)
     text = f"algo-1 could not be reached within 100 s ({NO_LAUNCHER})\nexit code 69\n"
     ends = (*comes_down(End(0, Result(69, text))), *comes_down(Leave(Result(69, text))))
-    assert link.step(second.state, Time(), 100)[1] == (Disconnect(), *ends)
+    assert link.step(second.state, Time(), 100)[1] == ends
     assert second.hears(FIRST, Start(1, 0), 99) == ()  # no reply
     assert second.hears(FIRST, Welcome(), 99) == () and second.due == math.inf
 
@@ -670,13 +661,13 @@ WATCHED = NoProgressReport(
 )
 STACKS = stacks_of(3, ((0, "  main thread:\n    x"),))
 MEMBERS = [
-    *(failed(code=255), failed()._replace(age=2.5), GPU_LOST, Cleared(3, 4), Stop(2), Succeeded(1)),
-    *(RanksSucceeded(1, 5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
+    *(failed(code=255), failed()._replace(age=2.5), GPU_LOST, Cleared(3, 4), Stop(2), SUCCEEDED),
+    *(Succeeded(1, 5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
 ]
 COORDINATORS = [
     *(
         Welcome(),
-        Missing("algo-3"),
+        Welcome("algo-3"),
         Start(1, 0),
         Start(2, 5),
         Leave(SUCCESS),

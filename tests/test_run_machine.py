@@ -13,8 +13,8 @@ from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
-    RanksSucceeded,
     Start,
+    Succeeded,
 )
 from launcher.result.causes import SUCCESS, Cause, Result, stopped
 from launcher.result.raised import Exit, Link
@@ -35,6 +35,7 @@ from launcher.run.events import (
     Time,
     TorchrunEnded,
 )
+from launcher.text.notes import Note
 from launcher.text.words import Log
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -62,7 +63,7 @@ class Host:
     def at(self, now, *events):
         for event in events:
             self.state, actions = machine.step(self.state, event, now)
-            self.done = [one for one in actions if not isinstance(one, Log)]
+            self.done = [one for one in actions if not isinstance(one, (Log, Note))]
             self.lines = [one.line for one in actions if isinstance(one, Log)]
         return self
 
@@ -90,7 +91,7 @@ def kinds(actions):
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
 def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
     host = running().at(5.0, ScriptEnded(1)).at(ends, RankEnded(1, Exit(0)))
-    assert host.told == [RanksSucceeded(1, 1, (age,))]
+    assert host.told == [Succeeded(1, 1, (age,))]
 
 
 @pytest.mark.parametrize(("between", "name"), [(60.0, "pin"), (61.0, "later")])
@@ -112,12 +113,26 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
         (TorchrunEnded(1, "OSError: x"), "", "torchrun failed: OSError: x"),
         (TorchrunEnded(3), COMPILE, f"{COMPILE} failed"),
         (KeeperLost(1, "its keeper"), "", "rank 1 (local rank 1): its keeper was killed"),
-        (KeeperLost(1, "its process", is_gone=False), "", "its process was killed"),
     ],
 )
 def test_what_ends_before_the_job_has_failed(event, runner, says):
     (failed,) = running(runner=runner).at(5.0, event).told
     assert says in failed.failure.headline and not failed.failure.may_restart
+
+
+def test_a_torchrun_that_was_told_to_end_is_the_reason_and_not_the_stubs_that_it_kills():
+    """It says so when it has ended; of a killed stub it only says that a child has failed."""
+    stub = KeeperLost(1, "its process", is_gone=False)
+    for error in ("", "SignalException: Process 7 got signal: 15"):
+        (failed,) = (
+            running().at(5.0, stub, stub._replace(rank=0)).at(9.0, TorchrunEnded(1, error)).told
+        )
+        says = (
+            "torchrun was ended by SIGTERM" if error else "rank 1 (local rank 1): its process was"
+        )
+        assert says in failed.failure.headline
+    (failed,) = running().at(5.0, stub).due(15.0).told
+    assert "its process was killed" in failed.failure.headline
 
 
 def test_torchrun_has_to_start_all_ranks_in_time():

@@ -13,8 +13,8 @@ from simulation.strategies import drawn
 from timelines import HOSTILE, large, line, wait_until_begun, write
 
 from launcher.errors import LaunchError
-from launcher.run import history
-from launcher.run.history import EVENTS
+from launcher.run import supervisor
+from launcher.text.notes import EVENTS
 from launcher_tools import timeline as tool
 from launcher_tools import timeline_page
 from launcher_tools.timeline_lanes import KINDS, MARKS, parsed, timeline
@@ -174,7 +174,7 @@ def test_bars_add_up_of_simulated_jobs(tmp_path, monkeypatch):
     by = random.Random(0)
     for number in range(60):
         folder = tmp_path / str(number)
-        monkeypatch.setattr(history, "folder", lambda *_, at=folder: str(at))
+        monkeypatch.setattr(supervisor, "events_folder", lambda *_, at=folder: str(at))
         job = Job(drawn(by))
         job.run()
         wait_until_begun(job, folder)

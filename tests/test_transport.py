@@ -25,7 +25,7 @@ from network import Network, in_namespaces
 
 from launcher.peers import link, messages
 from launcher.peers.connection import Connection
-from launcher.peers.listener import PENDING
+from launcher.peers.listener import STRANGERS
 from launcher.peers.messages import Failed, Stop
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import Lines, decoded, encoded
@@ -123,9 +123,10 @@ def limits(connection):
 )
 def test_how_long_a_host_may_be_unreachable(job, timeout, silence, expected):
     (first,) = job.join(HOSTS[0], host_timeout=timeout)
-    connection = Connection(job.connect(), timeout)
-    assert limits(connection) == expected
-    connection.close()
+    with selectors.DefaultSelector() as selector:
+        connection = Connection(job.connect(), timeout, selector, pytest.fail)
+        assert limits(connection) == expected
+        connection.close()
     assert first.channel._silence == silence
 
 
@@ -171,7 +172,7 @@ def test_nobody_can_connect_any_more_when_all_have_joined(job):
 
 def test_more_silent_connections_than_there_is_room_for(job):
     job.join(*HOSTS[:2])
-    silent = [job.connect() for _ in range(2 * PENDING)]
+    silent = [job.connect() for _ in range(2 * STRANGERS)]
     job.join(HOSTS[2])
     job.all_join()  # those behind it make way, and it need not have come first
     for connection in silent:
@@ -257,7 +258,7 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
             while not (said := arrived[host].readline()):
                 arrived[host].close()
                 arrived[host] = arrive(host)
-            assert json.loads(said) == {"Welcome": {}}
+            assert json.loads(said) == {"Welcome": {"missing": ""}}
         start = b'{"Start": {"attempt": 1, "port": 0}}\n'
         assert {file.readline() for file in arrived.values()} == {start}
         assert json.loads(first.stdout.readline()) == [True, None, [hard, hard]]
@@ -314,16 +315,16 @@ def test_messages_right_behind_the_hello_count(job):
 
 def test_a_connection_that_takes_nothing_is_lost():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = Connection(socket.create_connection(server.getsockname()), 14)
+        other = socket.create_connection(server.getsockname())
         with server.accept()[0], selectors.DefaultSelector() as selector:
+            connection = Connection(other, 14, selector, pytest.fail)
             for _ in range(1000):
                 connection.send(encoded({"text": 60_000 * "x"}))
             assert not connection.closed_by
-            selector.register(connection, selectors.EVENT_READ)
             assert selector.select(60)
             assert connection.read() == []
             assert connection.closed_by == "it stopped reading"
-        connection.close()
+            connection.close()
 
 
 def test_a_port_that_is_taken_on_the_first_host(job):
@@ -340,7 +341,7 @@ def test_a_stop_while_something_else_listens_in_the_first_hosts_place(job):
         (end,) = job.join(HOSTS[1])
         connection, _ = other.accept()
         with connection, connection.makefile("rb") as said:
-            job.wait(lambda: end.channel.state.phase.is_connected)
+            job.wait(lambda: end.channel._connections)
             end.say(Stop(15))
             assert end.result == Result(143, "", 15) and not end.has_left
             assert [decoded(said.readline()) for _ in range(2)] == [

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
+from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
 from launcher.watch.host import Watch
@@ -635,7 +636,8 @@ def test_stacks_of_all_hosts_for_users_and_the_log():
     state, _ = replies(state, "algo-1", 2, 52, (0, "  a"), (1, "  a"), (2, "  b"), (3, "  a"))
     lines = ("5 ranks (0-1, 3-5):", "  a", "rank 2:", "  b")
     done, told = replies(state, "algo-2", 2, 53, (4, "  a"), (5, "  a"))
-    assert told == (*map(Log, lines), AllStacks(lines)) and done.gathering == judge.Gathering(2)
+    shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)), AllStacks(lines))
+    assert told == shown and done.gathering == judge.Gathering(2)
     _, told = judge.time_is_up(state, ("algo-1", "algo-2"), 54)
     assert told[-1].lines[-1] == "no answer within 3 s from algo-2."
 

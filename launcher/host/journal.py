@@ -1,4 +1,4 @@
-"""DIR/HOST/events.jsonl: what this launcher records about its job (run/history.py)."""
+"""DIR/HOST/events.jsonl: what this launcher records about its job (text/notes.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from collections.abc import Iterator
+from typing import Callable
 
+from launcher.text.notes import Note
+from launcher.text.words import shortened
 from launcher.text.writer import Writer
 
 NAME = "events.jsonl"
 _END_SECONDS = 1.0  # to write the last lines
+_LONGEST_CAUSE = 600  # characters
 
 
 def host_folder(folder: str, host: str) -> str:
@@ -27,25 +30,34 @@ class Journal:
     Its errors never cost the job: the folder may be on another machine, and hang.
     """
 
-    def __init__(self, folder: str, host: str, log: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, folder: str, host: str, began: float, log: Callable[[str], None]) -> None:
+        self._host, self._began, self._log = host, began, log
         self._path = os.path.join(host_folder(folder, host), NAME)
         self._file: io.FileIO | None = None
         self._writer = Writer(self._write) if folder else None  # None also after an error
 
-    def note(self, of: Callable[..., Sequence[Any]], *step: Any) -> None:
-        """Write the lines that of(*step) returns (history.Note)."""
+    def note(self, note: Note, attempt: int, now: float) -> None:
+        """Write a line about something that happens now, in an attempt."""
         writer = self._writer
         if writer is None:
             return
-        with self._no_errors():
-            lines = of(*step)
-            if lines:
-                now = time.time()
-                second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-                utc = {"utc": f"{second}.{int(now % 1 * 1000):03d}Z"}
-                whole = [json.dumps({**utc, **line.fields}) + "\n" for line in lines]
-                writer.add("".join(whole).encode())
+        utc = time.time()
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(utc))
+        cause = note.cause.partition("\n")[0].removeprefix("launcher: ")
+        note = note._replace(
+            host=note.host or self._host,
+            cause=shortened(cause, _LONGEST_CAUSE),
+            since=None if note.since is None else round(note.since - self._began, 3),
+        )
+        line = {
+            "utc": f"{second}.{int(utc % 1 * 1000):03d}Z",
+            "seconds": round(now - self._began, 3),
+            "attempt": attempt,
+        }
+        for name, value in note._asdict().items():
+            if name == "rank" or value not in (None, "", ()):
+                line[name] = value
+        writer.add((json.dumps(line) + "\n").encode())
 
     def _write(self, data: bytes) -> None:
         if self._writer is None:

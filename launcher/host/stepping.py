@@ -16,8 +16,7 @@ from launcher.text.log import described
 class Stepping:
     """A state machine and its effects; a subclass carries out each action: `_do(action)`.
 
-    noted(before, event, after, actions, now) is called for each step. With a `name`, steps are
-    logged, too.
+    With a `name`, steps are logged.
     """
 
     def __init__(
@@ -25,11 +24,10 @@ class Stepping:
         system: System,
         state: Any,
         step: Callable[[Any, Any, float], tuple[Any, tuple[Any, ...]]],
-        noted: Callable[[Any, Any, Any, Any, float], None],
         name: str,
     ) -> None:
         self.state = state
-        self._system, self._step, self._noted, self._name = system, step, noted, name
+        self._system, self._step, self._name = system, step, name
         self._began = system.now()
         self._events = collections.deque[Any]()
         self._is_acting = False
@@ -54,7 +52,6 @@ class Stepping:
     def _decide(self, event: Any) -> tuple[Any, ...]:
         before, now = self.state, self._system.now()
         self.state, actions = self._step(before, event, now)
-        self._noted(before, event, self.state, actions, now)
         if self._name:
             line = described(self._name, before, event, self.state, actions, now - self._began)
             if line:

@@ -1,13 +1,16 @@
 """This host's side of the hosts' agreement, and its connections to the other launchers.
 
-    channel = Channel(job, system, command, decided)
+    channel = Channel(job, system, command, note)
     channel.begin()
 
 Events go to the coordinator's state machine, or a member's. The actions are carried out here,
-except commands to this host's own run: command(message) carries those out. Each step is also passed
-to decided(before, event, after, actions, now), for the journal and the log.
+except commands to this host's own run, by command(message), and notes, by note(note).
 
 A command may make this host's run report at once, and a report is an event here (stepping.py).
+
+A connection is a stranger's until its hello arrives. One that breaks a rule is closed, and the
+others do not notice. When there is no room, the oldest stranger's is closed, so idle connections
+can block it only briefly; a host whose hello was on its way connects again.
 
 TCP detects a dead host, but not a launcher that is suspended, frozen or blocked: its kernel still
 answers. So the loop itself sends `Alive` on each connection, and a connection that has been silent
@@ -20,7 +23,6 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterable
-from selectors import EVENT_READ
 from typing import Any, Callable, NoReturn
 
 from launcher.host.stepping import Stepping
@@ -32,10 +34,12 @@ from launcher.peers.events import NO_MESSAGE, Action, Lost, Received
 from launcher.peers.listener import Listener
 from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
-from launcher.result.causes import Failure
+from launcher.result.causes import Failure, of_host
+from launcher.text.notes import Note
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 
+_MOST_REFUSALS_LOGGED = 20
 # Between two `Alive` messages. Until such a message is acknowledged the kernel sends no probes, and
 # counts the host timeout from that message: so it detects a cut this much later.
 _ALIVE_SECONDS = 4.0
@@ -53,21 +57,22 @@ class Channel(Stepping):
         job: Job,
         system: System,
         command: Callable[[Any], None],
-        decided: Callable[[Any, Any, Any, Any, float], None],
+        note: Callable[[Note], None],
     ) -> None:
-        self._job, self._command = job, command
+        self._job, self._command, self._note = job, command, note
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
         self._read_as: Callable[[dict[str, Any]], Message]
         self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
         state, self._first = self._machine.begin(job, system.now())
         name = "hosts" if job.options.verbose else ""
-        super().__init__(system, state, self._machine.step, decided, name)
+        super().__init__(system, state, self._machine.step, name)
         self._connections: dict[str, Connection] = {}  # by host
-        self._silent: list[Connection] = []  # of lost hosts
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._refused = 0
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
-        self._send_alive_at = self._check_at = math.inf
+        self._alive_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
 
     @property
@@ -78,15 +83,13 @@ class Channel(Stepping):
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
         if self._coordinates and self._job.members:
-            self._listener = Listener(
-                self._job, self._system, self._connections, self._arrives, self.happens
-            )
+            self._listener = Listener(self._job, self._system, self._accepted, self._cannot_listen)
             self._listener.listen()
         self._act(self._first)
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never."""
-        due: float = min(self._machine.due(self.state), self._check_at)
+        due: float = min(self._machine.due(self.state), self._alive_at)
         return min(due, self._listener.listen_at) if self._listener else due
 
     def tick(self) -> None:
@@ -94,12 +97,26 @@ class Channel(Stepping):
         now = self._system.now()
         if self._listener and now >= self._listener.listen_at:
             self._listener.listen()
-        if now >= self._check_at:
-            self._check_silence(now)
+        if now >= self._alive_at:
+            self._send(self._connections, messages.Alive())
+            self._alive_at = now + _ALIVE_SECONDS
+            for connection in list(self._connections.values()):
+                if now >= connection.received_at + self._silence:
+                    self._give_up(connection)
         if now >= self._machine.due(self.state):
             self.happens(events.Time())
 
-    def report(self, message: messages.Hello | messages.FromMember) -> None:
+    def _give_up(self, connection: Connection) -> None:
+        """Lose a host whose launcher is silent.
+
+        The connection stays: if the launcher continues, it reads there how the job ended.
+        """
+        connection.ignore()
+        connection.received_at = math.inf
+        why = f"its launcher has not answered for {self._silence:g} s"
+        self.happens(Lost(connection.host, why))
+
+    def report(self, message: messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
         self._received(self._job.current_host, message)
 
@@ -113,137 +130,130 @@ class Channel(Stepping):
             if self.state.result:
                 return
             message = End(self.state.number + 1, failure.result)
-        self._send(list(self._connections), message)
+        self._send(self._connections, message)
 
     def close(self) -> None:
         """Close all connections (Connection.close)."""
-        if self._listener:
-            self._listener.close()
-        for host in list(self._connections):
-            self._drop(host)
-        for connection in self._silent:
+        self._end_listening()
+        for connection in self._connections.values():
             connection.close()
-
-    # Liveness.
-
-    def _check_silence(self, now: float) -> None:
-        """Send that this launcher runs, and find launchers that do not."""
-        connections = list(self._connections.values())
-        if now >= self._send_alive_at:
-            self._send(list(self._connections), messages.Alive())
-            self._send_alive_at = now + _ALIVE_SECONDS
-        for connection in connections:
-            if now >= connection.received_at + self._silence:
-                self._give_up(connection)
-        silent_at = (each.received_at + self._silence for each in self._connections.values())
-        self._check_at = min((self._send_alive_at, *silent_at))
-
-    def _give_up(self, connection: Connection) -> None:
-        """Lose a host whose launcher is silent.
-
-        The connection stays: if the launcher continues, it reads there how the job ended.
-        """
-        self._silent.append(connection)
-        why = f"its launcher has not answered for {self._silence:g} s"
-        self.happens(Lost(connection.host, why))
-        if self._connections.get(connection.host) is connection:
-            del self._connections[connection.host]
-            self._system.selector.unregister(connection)
+        self._connections.clear()
 
     # Actions.
 
     def _do(self, action: Action) -> None:
         if isinstance(action, events.Send):
+            if isinstance(action.message, messages.Start):
+                self._end_listening()  # all have joined
             self._send(action.hosts, action.message)
             if self._job.current_host in action.hosts:
                 self._command(action.message)
         elif isinstance(action, Log):
             self._system.log(action.line)
-        elif isinstance(action, events.Admit):
-            self._admit(action.connection, action.host)
-        elif isinstance(action, events.Refuse):
-            action.connection.close()
-        elif isinstance(action, events.EndListening):
-            if self._listener:
-                self._listener.close()
+        elif isinstance(action, Note):
+            self._note(action)
         elif isinstance(action, events.Connect):
             address = self._job.cluster.address(self._job.coordinator)
             port, then = self._job.options.peer_port, self._connected
             self._system.connect(address, port, action.seconds, then)
-        elif isinstance(action, events.Disconnect):
-            self._drop(self._job.coordinator)
         else:
             _unknown(action)
 
-    def _send(self, hosts: Iterable[str], message: Any) -> None:
+    def _send(self, hosts: Iterable[str], message: Message) -> None:
         to = [self._connections[host] for host in hosts if host in self._connections]
-        if self._coordinates and isinstance(message, (End, messages.Leave)):
-            to += self._silent
         if to:
             line = encoded(messages.to_wire(message))
             for connection in to:
                 connection.send(line)
 
+    # Connections.
+
+    def _cannot_listen(self, why: str) -> None:
+        self.report(messages.Failed(self.state.attempt, of_host(f"launcher: {why}")))
+
+    def _accepted(self, accepted: socket.socket) -> None:
+        assert self._listener
+        if len(self._connections) + len(self._strangers) >= self._listener.room:
+            self._lose(next(iter(self._strangers)))
+        connection = self._connection_on(accepted)
+        if connection:
+            self._strangers[connection] = None
+            self._read(connection)  # its hello has usually arrived, too
+
+    def _connection_on(self, what: socket.socket) -> Connection | None:
+        timeout, selector = self._job.options.host_timeout, self._system.selector
+        try:
+            return Connection(what, timeout, selector, self._read)
+        except OSError:
+            return None
+
+    def _end_listening(self) -> None:
+        if self._listener:
+            self._listener.close()
+        for stranger in list(self._strangers):
+            self._lose(stranger)
+
+    def _connected(self, what: socket.socket | str) -> None:
+        connection = None if isinstance(what, str) else self._connection_on(what)
+        if connection:
+            self._admit(connection, self._job.coordinator)
+            self.happens(events.Connected())
+        else:
+            why = what if isinstance(what, str) else "it does not answer"
+            self.happens(events.Unreachable(why))
+
     def _admit(self, connection: Connection, host: str) -> None:
-        now = self._system.now()
         connection.host = host
         self._connections[host] = connection
         self.own_address = connection.own_address
-        self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
-        self._send_alive_at = min(self._send_alive_at, now + _ALIVE_SECONDS)
-        self._check_at = min(self._check_at, self._send_alive_at)
-
-    def _drop(self, host: str) -> None:
-        connection = self._connections.pop(host, None)
-        if connection:
-            self._system.selector.unregister(connection)
-            connection.close()
-
-    # Events of connections.
-
-    def _arrives(
-        self, connection: Connection, hello: messages.Hello, more: list[dict[str, Any]]
-    ) -> None:
-        connection.received_at = self._system.now()
-        self.happens(events.Arrived(connection, connection.address, hello))
-        if connection.host:
-            self._read_on(connection, more)
-
-    def _connected(self, what: socket.socket | str) -> None:
-        if not isinstance(what, str):
-            try:
-                connection = Connection(what, self._job.options.host_timeout)
-            except OSError:
-                what.close()
-                what = "it does not answer"
-            else:
-                self._admit(connection, self._job.coordinator)
-                self.happens(events.Connected())
-                return
-        self.happens(events.Unreachable(what))
+        self._alive_at = min(self._alive_at, self._system.now() + _ALIVE_SECONDS)
 
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:
             return  # an earlier event has closed it
         received = connection.read()
         connection.received_at = self._system.now()
-        self._read_on(connection, received)
-
-    def _read_on(self, connection: Connection, received: list[dict[str, Any]]) -> None:
-        host = connection.host
+        if connection.closed_by:
+            self._lose(connection)
         for each in received:
-            if self._connections.get(host) is not connection:
-                return  # an earlier message has closed it
-            try:
-                message = self._read_as(each)
-            except ValueError:
-                connection.closed_by = NO_MESSAGE
-                break
-            if not isinstance(message, messages.Alive):
-                self._received(host, message)
-        if connection.closed_by and self._connections.get(host) is connection:
-            self._drop(host)
-            self.happens(Lost(host, connection.closed_by))
+            if not connection.closed_by:  # by an earlier message
+                self._receive(connection, each)
+
+    def _receive(self, connection: Connection, message: dict[str, Any]) -> None:
+        """Receive a message of a host, or the hello of a stranger."""
+        try:
+            if not connection.host:
+                self._arrives(connection, messages.from_stranger(message))
+                return
+            received = self._read_as(message)
+        except ValueError:
+            connection.closed_by = NO_MESSAGE
+            self._lose(connection)
+            return
+        if not isinstance(received, messages.Alive):
+            self._received(connection.host, received)
+
+    def _arrives(self, connection: Connection, hello: messages.Hello) -> None:
+        assert isinstance(self.state, JobState)
+        why = coordinator.refusal(self.state, hello)
+        if why:
+            self._refused += 1
+            if self._refused <= _MOST_REFUSALS_LOGGED:
+                at = f"from {connection.address} to port {self._job.options.peer_port}"
+                self._system.log(f"refused a connection {at}: {why}.")
+            self._lose(connection)
+            return
+        del self._strangers[connection]
+        self._admit(connection, hello.host)
+        self.happens(events.Arrived(hello, connection.address))
+
+    def _lose(self, connection: Connection) -> None:
+        """Close a connection, which may be a host's."""
+        connection.close()
+        self._strangers.pop(connection, None)
+        if self._connections.get(connection.host) is connection:
+            del self._connections[connection.host]
+            self.happens(Lost(connection.host, connection.closed_by))
 
     def _received(self, host: str, message: Message) -> None:
         self.happens(Received(host, message))

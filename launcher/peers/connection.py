@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import selectors
 import socket
-from typing import Any
+from typing import Any, Callable
 
 from launcher.peers.events import CLOSED, NO_MESSAGE
 from launcher.text.protocol import Lines, decoded, send
@@ -16,35 +18,47 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 
 
 class Connection:
-    """One end; `host` is the host at the other end, "" while unknown.
+    """One end; `host` is the host at the other end, "" until that has said its name.
 
     `closed_by` is why it is closed ("": it is not); `received_at` is when data last arrived,
-    infinite if none has. The connection ends if the other end's kernel does not answer for
-    `timeout` seconds.
-    Raises OSError if it is closed already.
+    infinite if none has. When there is something to read, the selector calls read_it(this). The
+    connection ends if the other end's kernel does not answer for `timeout` seconds.
+    Raises OSError, and closes the socket, if the other end has closed it already.
     """
 
-    def __init__(self, connection: socket.socket, timeout: int) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        timeout: int,
+        selector: selectors.BaseSelector,
+        read_it: Callable[[Connection], None],
+    ) -> None:
         self.host = ""
         self.closed_by = ""
         self.received_at = math.inf
-        self._socket = connection
+        self._socket, self._selector = connection, selector
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # by the other end
         connection.setblocking(False)
         between = max(1, timeout // _PROBES)
-        for level, option, value in (
-            (socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER),
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, between),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+        options = {
+            (socket.SOL_SOCKET, socket.SO_SNDBUF): _BUFFER,
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): between,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): between,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): _PROBES,
             # The kernel sends no probes while sent data is not acknowledged. (ms)
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout),
-        ):
-            connection.setsockopt(level, option, value)
-        self.own_address = _plain(connection.getsockname()[0])
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 1000 * timeout,
+        }
+        try:
+            for option, value in options.items():
+                connection.setsockopt(*option, value)
+            self.own_address = _plain(connection.getsockname()[0])
+        except OSError:
+            connection.close()
+            raise
+        selector.register(self, selectors.EVENT_READ, functools.partial(read_it, self))
 
     def fileno(self) -> int:
         """Return the descriptor for a selector."""
@@ -90,12 +104,18 @@ class Connection:
             self.closed_by = NO_MESSAGE
             return []
 
+    def ignore(self) -> None:
+        """Read no more."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self)
+
     def close(self) -> None:
         """Close it; data sent before arrives, unless received data was not read.
 
         In that case the kernel resets the connection, and data in flight is lost.
         """
         self.closed_by = self.closed_by or "this launcher has closed it"
+        self.ignore()
         self._socket.close()
 
 

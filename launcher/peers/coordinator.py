@@ -56,12 +56,12 @@ from launcher.peers.state import (
 )
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
+from launcher.text.notes import Note
 from launcher.text.words import Log, join_and_count, lasted, ordinal, short, some_of
 from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
-_MOST_REFUSALS_LOGGED = 20
 # For late hosts to join, and to learn why the job ends before it starts.
 _LATE_HOSTS_SECONDS = 3.0
 # For ranks after their grace, and for processes stuck in the kernel; for messages.
@@ -106,42 +106,30 @@ def step(state: JobState, event: Any, now: float) -> JobStep:
 
 
 def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
-    """Let a host of this job join; start once all have, or end the job if they disagree."""
-    job, other = state.job, event.hello
-    why = _reason_to_refuse(state, other)
-    if why:
-        state = state._replace(refused=state.refused + 1)
-        at = f"from {event.address} to port {job.options.peer_port}"
-        line = Log(f"refused a connection {at}: {why}.")
-        refuse = events.Refuse(event.connection)
-        return state, (line, refuse) if state.refused <= _MOST_REFUSALS_LOGGED else (refuse,)
+    """Welcome a host of this job; start once all have joined, or end the job if they disagree."""
+    job, other, phase = state.job, event.hello, state.phase
     state = state._replace(
         members={**state.members, other.host: event.address},
         absent=state.absent - {other.host},
         grace=max(state.grace, other.grace),
     )
-    phase, more = state.phase, tuple[events.Action, ...]()
+    welcome, more = _send(messages.Welcome(), other.host), tuple[events.Action, ...]()
     if isinstance(phase, (Clearing, Ended)):
         result = phase.result if isinstance(phase, Ended) else phase.end.result
-        more = (events.Send((other.host,), messages.End(state.number, result)),)
+        more = _send(messages.End(state.number, result), other.host)
         if isinstance(phase, Ended):
-            more = (*more, events.Send((other.host,), messages.Leave(result)))
+            more += _send(messages.Leave(result), other.host)
     elif not other.fingerprint:
         state, more = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
         state, more = _end(state, of_host(difference).result, now)
     elif isinstance(phase, Joining) and len(state.members) == len(job.members):
         state, more = _start_attempt(state, 1, 0, now)
-        more = (*more, events.EndListening())
-    return state, (
-        events.Admit(event.connection, other.host),
-        events.Send((other.host,), messages.Welcome()),
-        *more,
-    )
+    return state, welcome + more
 
 
-def _reason_to_refuse(state: JobState, other: messages.Hello) -> str:
-    """Return why a host is refused, for this host's own log: a stranger gets no reason."""
+def refusal(state: JobState, other: messages.Hello) -> str:
+    """Return why a host may not join, for this host's own log; "" if it may."""
     job, host = state.job, other.host
     if other.job != job.cluster.job_name:
         return f"this is job {job.cluster.job_name}, not {short(other.job, 60)}"
@@ -168,15 +156,6 @@ def _await_reason(state: JobState, host: str, now: float) -> JobStep:
     """Wait for the report of a host that cannot start: a better cause than this."""
     why = of_host(f"{host} cannot start, and did not report why", cause=Cause.SECONDARY)
     return _fail(state, why, now)
-
-
-def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> JobStep:
-    """End the job, for a cause that this host has already reported, if any."""
-    if not event.may_tell:
-        state = state._replace(absent=frozenset())
-    if isinstance(state.phase, (Clearing, Ended)):
-        return _if_cleared(state, now)
-    return _fail(state, of_host(f"launcher: {event.why}"), now)
 
 
 def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
@@ -210,7 +189,7 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (
         Log(f"waiting for {missing}."),
-        events.Send(tuple(state.members), messages.Missing(missing)),
+        *_send(messages.Welcome(missing), *state.members),
     )
 
 
@@ -227,15 +206,6 @@ def host_failed(state: JobState, host: str, message: messages.Failed, now: float
     return state, ()  # of an earlier attempt
 
 
-def ranks_succeeded(
-    state: JobState, host: str, message: messages.RanksSucceeded, now: float
-) -> JobStep:
-    """Note which ranks have ended with 0: that may break a collective of other ranks."""
-    if message.attempt != state.attempt or not isinstance(state.phase, (Running, Deciding)):
-        return state, ()
-    return state._replace(ends={**state.ends, host: ends.received(message, now)}), ()
-
-
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     """Count a lost host; a job that has lost a host never restarts."""
     members = {host: at for host, at in state.members.items() if host != event.host}
@@ -244,7 +214,9 @@ def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
         is_last = not members and phase.leave_at < math.inf
         return _leave_here(state, phase) if is_last else (state, ())
     state, actions = _fail(state, of_lost_host(event.host, f"was lost: {event.why}"), now)
-    return (state, actions) if actions else _if_cleared(state, now)
+    if not actions:
+        state, actions = _if_cleared(state, now)
+    return state, (Note("lost", cause=event.why, host=event.host), *actions)
 
 
 def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobStep:
@@ -264,14 +236,12 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
         if not is_of_rank and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
             blame = Blame(_while_restarting(state, failure), at, no_restart=failure.headline)
         return state._replace(phase=phase._replace(blame=blame)), ()
-    deadline, succeeded = now + failure.cause.patience, frozenset[str]()
+    deadline = now + failure.cause.patience
     if isinstance(phase, Deciding):
         blame, deadline = phase.blame.noted(failure, at), min(phase.deadline, deadline)
     else:
         blame = Blame(failure, at).noted(failure, at)
-    if isinstance(phase, (Running, Deciding)):
-        succeeded = phase.succeeded
-    deciding = Deciding(deadline, blame, succeeded)
+    deciding = Deciding(deadline, blame)
     state = state._replace(phase=deciding)
     if now >= deadline:
         return _after_failure(state, deciding, now)
@@ -346,18 +316,24 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
 
 
 def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now: float) -> JobStep:
-    """Count the host: the job has succeeded when all hosts have."""
+    """Note which ranks have ended with 0; the job has succeeded when all of all hosts have.
+
+    The end of a rank may break a collective of other ranks.
+    """
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, (Running, Deciding)):
         return state, ()
+    state = state._replace(ends={**state.ends, host: ends.received(message, now)})
+    if not message.are_all:
+        return state, ()
     state = state._replace(watch=judge.host_succeeded(state.watch, host, message.alone))
-    succeeded = phase.succeeded | {host}
+    succeeded = [host for host, of_host in state.ends.items() if of_host.are_all]
     has_failed = isinstance(phase, Deciding) and phase.blame.failure.may_restart  # a rank
-    if len(succeeded) == len(state.job.members) + 1 and not has_failed:
-        notes = map(Log, judge.nothing_exchanged(state.watch))
-        state, actions = _end(state, SUCCESS, now)
-        return state, (*notes, *actions)
-    return state._replace(phase=phase._replace(succeeded=succeeded)), ()
+    if len(succeeded) < len(state.job.cluster.hosts) or has_failed:
+        return state, ()
+    notes = map(Log, judge.nothing_exchanged(state.watch))
+    state, actions = _end(state, SUCCESS, now)
+    return state, (*notes, *actions)
 
 
 def progress_reported(state: JobState, host: str, message: NoProgressReport, now: float) -> JobStep:
@@ -379,7 +355,7 @@ def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:
     watch, wanted = seen
     state, actions = state._replace(watch=watch), list[events.Action]()
     for one in wanted:
-        if isinstance(one, Log):
+        if isinstance(one, (Log, Note)):
             actions.append(one)
         else:
             actions += _command_all(state, one)[1]
@@ -485,9 +461,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
             gathering=judge.Gathering(state.watch.gathering.number),
         ),
     )
-    state, start = _command_all(state, messages.Start(attempt, port))
-    make = events.Send((state.job.current_host,), events.MakeStore())
-    return state, (*start, make) if attempt <= options.max_restarts else start
+    return _command_all(state, messages.Start(attempt, port))
 
 
 def _leave(state: JobState, result: Result, now: float) -> JobStep:
@@ -496,29 +470,34 @@ def _leave(state: JobState, result: Result, now: float) -> JobStep:
     if result == SUCCESS or not state.members:
         return _command_all(state._replace(phase=Ended(result, math.inf)), leave)
     state = state._replace(phase=Ended(result, now + _LEAVE_SECONDS))
-    return state, (events.Send(tuple(state.members), leave),)
+    return state, _send(leave, *state.job.members)
 
 
 def _leave_here(state: JobState, ended: Ended) -> JobStep:
     state = state._replace(phase=ended._replace(leave_at=math.inf))
-    return state, (events.Send((state.job.current_host,), messages.Leave(ended.result)),)
+    return state, _send(messages.Leave(ended.result), state.job.current_host)
 
 
 def _command_all(state: JobState, message: messages.FromCoordinator) -> JobStep:
-    """Give a command to all hosts that have joined, and to this host's own run."""
-    return state, (events.Send((*state.members, state.job.current_host), message),)
+    """Give a command to all connected hosts, and to this host's own run.
+
+    Silent ones, which are lost, are still connected: if they continue, they read how the job ended.
+    """
+    return state, _send(message, *state.job.members, state.job.current_host)
+
+
+def _send(message: messages.FromCoordinator, *hosts: str) -> tuple[events.Send]:
+    return (events.Send(hosts, message),)
 
 
 EVENTS: Mapping[type, Callable[[JobState, Any, float], JobStep]] = {
     events.Arrived: host_arrived,
-    events.CannotListen: cannot_listen,
     events.StoreMade: store_made,
     events.Lost: host_lost,
     events.Time: time_is_up,
 }
 MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
     messages.Failed: host_failed,
-    messages.RanksSucceeded: ranks_succeeded,
     messages.Stop: host_stopped,
     messages.Succeeded: host_succeeded,
     NoProgressReport: progress_reported,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from launcher.peers.messages import RanksSucceeded
+from launcher.peers.messages import Succeeded
 from launcher.text.words import lasted
 
 
@@ -17,11 +17,12 @@ class Ends(NamedTuple):
 
     rank: int
     times: tuple[float, ...]
+    are_all: bool
 
 
-def received(message: RanksSucceeded, now: float) -> Ends:
+def received(message: Succeeded, now: float) -> Ends:
     """Return a host's report with times of this clock."""
-    return Ends(message.rank, tuple(now - age for age in message.ages))
+    return Ends(message.rank, tuple(now - age for age in message.ages), message.are_all)
 
 
 def named(by_host: Mapping[str, Ends], at: float, what: str) -> str:

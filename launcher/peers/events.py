@@ -6,20 +6,20 @@ coordinator commands all hosts. Both are messages (messages.py).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 from launcher.peers.messages import Hello, Message
+from launcher.text.notes import Note
 from launcher.text.words import Log
 
 # Events.
 
 
 class Arrived(NamedTuple):
-    """A connection from `address` has named its host."""
+    """A host has joined, from an address."""
 
-    connection: Any
-    address: str
     hello: Hello
+    address: str
 
 
 class Received(NamedTuple):
@@ -38,13 +38,6 @@ class Lost(NamedTuple):
 
     host: str
     why: str
-
-
-class CannotListen(NamedTuple):
-    """This host cannot accept all hosts' connections; it `may_tell` those that connect why."""
-
-    why: str
-    may_tell: bool = False
 
 
 class StoreMade(NamedTuple):
@@ -71,42 +64,17 @@ class Time(NamedTuple):
 # Actions.
 
 
-class EndListening(NamedTuple):
-    """Accept no more connections."""
-
-
-class Admit(NamedTuple):
-    """Accept a connection as a host's."""
-
-    connection: Any
-    host: str
-
-
-class Refuse(NamedTuple):
-    """Close a connection: it is not from a missing host."""
-
-    connection: Any
-
-
 class Connect(NamedTuple):
     """Connect to the coordinator after `seconds`: `Connected` or `Unreachable` follows."""
 
     seconds: float
 
 
-class Disconnect(NamedTuple):
-    """Close the connection to the coordinator."""
-
-
-class MakeStore(NamedTuple):
-    """Make the store of the next attempt: `StoreMade` follows."""
-
-
 class Send(NamedTuple):
-    """Send hosts a message; for this host itself, it is a command to its run."""
+    """Send connected hosts a message; for this host itself, it is a command to its run."""
 
     hosts: tuple[str, ...]
-    message: Message | MakeStore
+    message: Message
 
 
-Action = Union[Log, EndListening, Admit, Refuse, Connect, Disconnect, Send]
+Action = Union[Log, Note, Connect, Send]

@@ -34,12 +34,11 @@ _STOP_SECONDS = 3.0  # to report a stop to the coordinator
 
 
 class Joining(NamedTuple):
-    """This host tries to reach the coordinator; once it `is_connected`, its hello has been sent."""
+    """This host tries to reach the coordinator."""
 
     deadline: float
     log_missing_at: float
     trouble: str = "its name has not been resolved yet"
-    is_connected: bool = False
     reports: tuple[messages.FromMember, ...] = ()  # sent with each hello
 
 
@@ -101,7 +100,7 @@ def unreachable(state: LinkState, event: events.Unreachable, now: float) -> Link
     """Connect after a while, which grows from 0.02 s to 1 s."""
     if not isinstance(state.phase, Joining):
         return state, ()
-    joining = state.phase._replace(trouble=event.trouble, is_connected=False)
+    joining = state.phase._replace(trouble=event.trouble)
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
     return state._replace(phase=joining), (events.Connect(seconds),)
 
@@ -110,16 +109,12 @@ def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep
     """Send this host's hello and its reports."""
     phase = state.phase
     if not isinstance(phase, Joining):
-        return state, (events.Disconnect(),)
+        return state, ()
     reports = (_report(state, message) for message in (messages.hello(state.job), *phase.reports))
-    joining = phase._replace(is_connected=True, trouble=_does_not_answer(state))
-    return state._replace(phase=joining), tuple(reports)
-
-
-def _does_not_answer(state: LinkState) -> str:
     port = state.job.options.peer_port
     seen = f"what listens on port {port} there does not answer as this job's launcher"
-    return change_port(seen).rstrip(".")
+    joining = phase._replace(trouble=change_port(seen).rstrip("."))
+    return state._replace(phase=joining), tuple(reports)
 
 
 def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
@@ -129,8 +124,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
         return state, ()
     if now >= phase.deadline:
         within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
-        state, actions = _alone(state, f"could not be reached {within}")
-        return state, (events.Disconnect(), *actions)
+        return _alone(state, f"could not be reached {within}")
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {job.coordinator} ({phase.trouble})."),)
 
@@ -142,34 +136,27 @@ def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Forward this host's own report."""
     if isinstance(message, messages.Stop):
         state = state._replace(stop_signal=message.number)
-    if isinstance(state.phase, Joining):
-        return _kept(state, state.phase, message, now)
-    if isinstance(state.phase, Joined):
-        return state, (_report(state, message),)
-    return state, ()
-
-
-def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
-    """Add a report to each hello. This host itself acts on a stop, unless it had failed before."""
-    if isinstance(message, messages.Cleared):
+    phase, report = state.phase, _report(state, message)
+    if isinstance(phase, Joined):
+        return state, (report,)
+    if isinstance(phase, Left) or isinstance(message, messages.Cleared):
         return state, ()
-    actions = (_report(state, message),) if joining.is_connected else ()
-    reports, deadline = joining.reports, joining.deadline
-    is_stop = isinstance(message, messages.Stop)
-    if is_stop:
-        deadline = min(deadline, now + _STOP_SECONDS)
-    joining = joining._replace(reports=(*reports, message), deadline=deadline)
-    state = state._replace(phase=joining)
-    if not is_stop or any(isinstance(each, (messages.Failed, messages.Stop)) for each in reports):
-        return state, actions
+    # With each hello again; and this host itself acts on a stop, unless it had failed before.
+    before, phase = phase.reports, phase._replace(reports=(*phase.reports, message))
+    if not isinstance(message, messages.Stop):
+        return state._replace(phase=phase), (report,)
+    deadline = min(phase.deadline, now + _STOP_SECONDS)
+    state = state._replace(phase=phase._replace(deadline=deadline))
+    if any(isinstance(each, (messages.Failed, messages.Stop)) for each in before):
+        return state, (report,)
     state, end = _end(state, messages.End(0, stopped(message.number)))
-    return state, actions + end
+    return state, (report, *end)
 
 
 def commanded(state: LinkState, message: Any) -> LinkStep:
     """Obey the coordinator's command, or pass it to this host's run."""
-    if isinstance(message, messages.Missing):
-        return state, (Log(f"waiting for {message.hosts}."),)
+    if isinstance(message, messages.Welcome):
+        return state, (Log(f"waiting for {message.missing}."),)
     if isinstance(message, messages.End):
         return _end(state, message)
     if isinstance(message, messages.Start):

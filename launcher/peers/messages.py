@@ -5,9 +5,9 @@ Each host's launcher keeps one TCP connection to that of the first host, the coo
 JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 
     a member                        the coordinator
-    Hello                           Welcome, or disconnects
-                                    Missing, every 30 s; Start of attempt 1 when all have joined
-    RanksSucceeded, of the first rank
+    Hello                           Welcome, or disconnects; every 30 s again, with who is missing
+                                    Start of attempt 1 when all have joined
+    Succeeded, of the first rank
     Failed, Stop, Succeeded         End: all hosts end this attempt's ranks
     Cleared, with the number        Start of the next attempt, or Leave, when all hosts have
       of the last End               cleared
@@ -65,21 +65,17 @@ class Failed(NamedTuple):
     age: float = 0.0
 
 
-class RanksSucceeded(NamedTuple):
+class Succeeded(NamedTuple):
     """Ranks of a host ended with 0, `ages` seconds ago, the first of them first: `rank`.
 
-    Reported when the first ends, and of all before this host's next report of failure or success.
+    Reported when the first ends, before this host's next report of a failure, and when all have;
+    then `alone` is how many there are, if each worked alone.
     """
 
     attempt: int
     rank: int
     ages: tuple[float, ...]
-
-
-class Succeeded(NamedTuple):
-    """All ranks of a host have ended with 0; how many there are, if each worked alone."""
-
-    attempt: int
+    are_all: bool = False
     alone: int = 0
 
 
@@ -108,13 +104,9 @@ class Cleared(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """This host has joined; others are still missing."""
+    """This host has joined; later also who is still missing: the names, as they are logged."""
 
-
-class Missing(NamedTuple):
-    """Hosts have not joined: their names, or some of them and how many more there are."""
-
-    hosts: str
+    missing: str = ""
 
 
 class Start(NamedTuple):
@@ -151,14 +143,13 @@ class Alive(NamedTuple):
 
 FromMember = Union[
     Failed,
-    RanksSucceeded,
     Succeeded,
     Stop,
     Cleared,
     NoProgressReport,
     StacksRequest,
 ]
-FromCoordinator = Union[Welcome, Missing, Start, End, Leave, CollectStacks, AllStacks]
+FromCoordinator = Union[Welcome, Start, End, Leave, CollectStacks, AllStacks]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 

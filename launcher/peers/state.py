@@ -23,8 +23,6 @@ class Joining(NamedTuple):
 class Running(NamedTuple):
     """All hosts have joined and run an attempt."""
 
-    succeeded: frozenset[str] = frozenset()
-
 
 class Blame(NamedTuple):
     """Why an attempt fails: the best cause so far, and what prevents a restart."""
@@ -52,7 +50,6 @@ class Deciding(NamedTuple):
 
     deadline: float
     blame: Blame
-    succeeded: frozenset[str]
 
 
 class Clearing(NamedTuple):
@@ -92,7 +89,6 @@ class JobState(NamedTuple):
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
     kinds: tuple[str, ...] = ()  # of failures, of earlier attempts
-    refused: int = 0  # connections
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 

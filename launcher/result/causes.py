@@ -14,6 +14,7 @@ from typing import NamedTuple
 from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
 from launcher.job.job import Job
 from launcher.result import raised
+from launcher.text.notes import Note
 from launcher.text.words import (
     flag,
     lasted,
@@ -36,6 +37,8 @@ _FRAMES = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # Exceptions of torchrun for a setting that it cannot use.
 _OF_SETTINGS = re.compile("(Value|Key|OS|FileNotFound|FileExists|NotADirectory|Permission)Error")
+# Its words when it was told to end; the launcher's own signals to it come only after the job.
+_TOLD = re.compile(r"SignalException: .* got signal: (\d+)")
 # Modules that a script for AWS's data parallel library may miss.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -69,6 +72,12 @@ class Result(NamedTuple):
     def cause(self) -> str:
         """The text's first line, as the log has it."""
         return self.text.partition("\n")[0].removeprefix("launcher: ")
+
+    @property
+    def note(self) -> Note:
+        """The end of a host's share of the job for events.jsonl."""
+        stop = f"stopped by {signal_name(self.stop_signal)}" if self.stop_signal else ""
+        return Note("ended", cause=stop or self.text, exit_code=self.exit_code)
 
 
 SUCCESS = Result(0)
@@ -135,6 +144,13 @@ class Failure(NamedTuple):
         while frames and len(text) + len(_FRAMES) + sum(map(len, frames)) >= LIMIT:
             del frames[0]
         return failure_text(text + _FRAMES * bool(frames) + "".join(frames))
+
+    @property
+    def note(self) -> Note:
+        """This failure for events.jsonl."""
+        cause, _, text = self.text.partition("\n")
+        rank = self.rank if self.rank >= 0 else None
+        return Note("failed", rank, cause, self.exit_code, text=text.strip("\n"))
 
     @property
     def result(self) -> Result:
@@ -281,7 +297,9 @@ def of_torchrun(
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     runner = job.plan.runner
     what = f"{runner or 'torchrun'} failed"
-    if returncode < 0:
+    if told := _TOLD.match(error):
+        what, error = f"{runner or 'torchrun'} was ended by {signal_name(int(told[1]))}", ""
+    elif returncode < 0:
         what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
         what = port_is_taken(job.endpoint)

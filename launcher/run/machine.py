@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
+from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, stopped
 from launcher.run import events, ranks, stops, summary
@@ -49,6 +49,7 @@ from launcher.run.state import (
     LAST_INTERRUPT,
     PLACES_SECONDS,
     SAYS_SECONDS,
+    STUB_SECONDS,
     TORCHRUN_SECONDS,
     UNHEARD_SECONDS,
     Done,
@@ -61,6 +62,7 @@ from launcher.run.state import (
     Times,
     Why,
 )
+from launcher.text.notes import Note
 from launcher.text.words import Log, plural, signal_name
 
 LOCAL = -1  # number of an Ending that the coordinator has not commanded
@@ -106,12 +108,14 @@ def started(state: State, event: Start, now: float) -> Step:
         port=event.port,
         ranks=again,
     )
+    begins = Note("attempt")
     if is_first:
-        return state._replace(torchrun_runs=True), (events.StartTorchrun(),)
+        state = state._replace(torchrun_runs=True)
+        return state, (Note("joined"), begins, events.StartTorchrun())
     if not state.torchrun_runs:
         end = events.TorchrunEnded(0, "it ended during a restart")
-        return state, _failed(state, _of_torchrun(state, end, now))
-    return state, (events.RunRanks(tuple(again), event.attempt, event.port),)
+        return state, (begins, *_failed(state, _of_torchrun(state, end, now)))
+    return state, (begins, events.RunRanks(tuple(again), event.attempt, event.port))
 
 
 def ended(state: State, event: End, now: float) -> Step:
@@ -121,17 +125,20 @@ def ended(state: State, event: End, now: float) -> Step:
         return state, ()
     result = None if event.restart else event.result
     state = _without_success(state._replace(result=result))
-    lines: Actions = (Log(event.restart),) if event.restart else ()
-    why = _why(event)
+    why, said = _why(event), tuple[Any, ...]()
+    if why is Why.RESTART:
+        said = (Log(event.restart), Note("restart", cause=event.restart))
+    elif why is Why.FAILURE:
+        said = (Note("ending", cause=event.result.text),)
     if isinstance(phase, Ending) and (why is not Why.STOP or phase.why is Why.STOP):
         why = phase.why if phase.why is Why.STOP else why
-        return _if_clear(state, phase._replace(why=why, command=event.number), lines, now)
+        return _if_clear(state, phase._replace(why=why, command=event.number), said, now)
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
-        lines = (Log(f"stopping local ranks because {state.cause}"),)
+        said += (Log(f"stopping local ranks because {state.cause}"),)
     number = event.result.stop_signal or signal.SIGTERM
     state, actions = _end(state, why, now, number, event.number)
-    return state, lines + actions
+    return state, said + actions
 
 
 def _why(event: End) -> Why:
@@ -207,7 +214,7 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
     is_first, state = not state.was_signalled, state._replace(was_signalled=True)
     report = events.Report(Stop(number))
     if isinstance(phase, Joining):
-        return state, (report,)
+        return state, (Note("stop", cause=name), report)
     if _goes_on(phase):
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
@@ -261,13 +268,15 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
         # Before keepers kill the ranks: afterwards nobody knows where they were.
         says_at = deadline - min(SAYS_SECONDS, grace / 4)
         ending = ending._replace(places_at=places_at, says_at=says_at)
-    lines = map(Log, summary.stopping(state, number) if why is Why.STOP else ())
+    said: Actions = ()
+    if why is Why.STOP:
+        said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
     how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
     end: Actions = (events.EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
     state, actions = _if_clear(state, ending, (), now)
-    return state, (*lines, *end, *actions)
+    return state, (*said, *end, *actions)
 
 
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
@@ -319,18 +328,22 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
     """Run a rank's script, unless ranks are being ended: then this one has nothing to end."""
     rank = Rank(event.rank, event.local_rank)
     state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
-    phase = state.phase
+    phase, note = state.phase, Note("started", event.rank)
     if isinstance(phase, Running):
-        if len(state.ranks) == event.nproc:
+        if len(state.ranks) == event.nproc and not phase.lost:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
-            return state, _failed(state, causes.of_group_rank(state.job.current_host))
-        return state, (events.RunRanks((event.rank,), state.attempt, state.port),)
-    return state, (events.LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
+            return state, (note, *_failed(state, causes.of_group_rank(state.job.current_host)))
+        return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
+    leave = (events.LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
+    return state, (note, *leave)
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
-    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers."""
+    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers.
+
+    A torchrun that is told to end kills its stubs first; so its own end is waited for.
+    """
     phase, rank = state.phase, state.ranks.get(event.rank)
     if rank is None:
         return state, ()
@@ -338,6 +351,8 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         others = {number: one for number, one in state.ranks.items() if number != event.rank}
         state = state._replace(ranks=others)
     lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
+    if isinstance(phase, Running) and not event.is_gone:
+        return state._replace(phase=Running(now + STUB_SECONDS, phase.lost or lost)), ()
     actions = _failed(state, lost) if _goes_on(phase) else ()
     if isinstance(phase, Ending) and event.is_gone:
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
@@ -362,7 +377,8 @@ def places_reported(state: State, event: events.PlacesReported, now: float) -> S
 def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
     """Note that a rank's script is about to run."""
     times = state.times._replace(trains=min(state.times.trains, now))
-    return state._replace(times=times, ranks=_updated(state, event, now)), ()
+    state = state._replace(times=times, ranks=_updated(state, event, now))
+    return state, (Note("runs", event.rank),)
 
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
@@ -372,24 +388,26 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
         state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
-    rank = state.ranks.get(event.rank)
-    phase = state.phase
-    if rank is None or not isinstance(phase, (Running, Ending)):
+    rank, phase = state.ranks.get(event.rank), state.phase
+    if rank is None:
         return state, said
-    if isinstance(phase, Ending):
-        is_end = isinstance(event, events.RankEnded)
-        return state, said + (_ended_while_ending(state, phase, rank, now) if is_end else ())
-    if state.has_succeeded:
-        alone = len(state.ranks) if all(one.alone for one in state.ranks.values()) else 0
-        return state, (
-            *_report_successes(state, now),
-            events.Report(Succeeded(state.attempt, alone)),
-        )
-    actions: Actions = ()
-    if rank.exit_code == 0 and not had_succeeded:
-        actions = _report_successes(state, now)
+    notes = _notes_of_end(phase, rank) if isinstance(event, events.RankEnded) else ()
+    if isinstance(phase, Ending) and notes:
+        return state, (*said, *_ended_while_ending(state, phase, rank, now), *notes)
+    if not isinstance(phase, Running):
+        return state, (*said, *notes)
+    if state.has_succeeded or (rank.exit_code == 0 and not had_succeeded):
+        said += _report_successes(state, now)
     state, counted = _count(state, now)
-    return state, actions + counted
+    return state, (*said, *counted, *notes)
+
+
+def _notes_of_end(phase: Phase, rank: Rank) -> Actions:
+    ended = Note("ended", rank.rank, exit_code=rank.exit_code)
+    if not (isinstance(phase, Ending) and phase.why is Why.STOP):
+        return (ended,)
+    has_saved = stops.has_handled(rank, phase.number)
+    return (Note("saved", rank.rank), ended) if has_saved else (ended,)
 
 
 def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
@@ -398,8 +416,9 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
 
 def _report_successes(state: State, now: float) -> Actions:
     """Report which ranks have ended with 0: that may break a collective of other ranks."""
-    age = now - state.times.attempt
-    return tuple(map(events.Report, ranks.succeeded(state.ranks, state.attempt, age)))
+    age, are_all = now - state.times.attempt, state.has_succeeded
+    succeeded = ranks.succeeded(state.ranks, state.attempt, age, are_all=are_all)
+    return tuple(map(events.Report, succeeded))
 
 
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -417,7 +436,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
 
 def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
-    return (events.Report(Failed(state.attempt, failure, round(age, 3))),)
+    return failure.note, events.Report(Failed(state.attempt, failure, round(age, 3)))
 
 
 def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:
@@ -429,7 +448,9 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
-        return state, counted + _failed(state, _of_torchrun(state, event, now))
+        # Of an ended child torchrun only says that it has failed.
+        lost = phase.lost if event.returncode > 0 and not event.error else None
+        return state, counted + _failed(state, lost or _of_torchrun(state, event, now))
     if isinstance(phase, Ending) and phase.leaves:
         return _kill_torchrun(state, phase, now)
     return state, ()
@@ -493,6 +514,8 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     if isinstance(phase, Running):
         if now >= phase.deadline:
             state = state._replace(phase=Running())
+            if phase.lost:
+                return state, _failed(state, phase.lost)
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
             return state, _failed(state, _of_torchrun(state, events.TorchrunEnded(0, error), now))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
-from launcher.peers.messages import RanksSucceeded
+from launcher.peers.messages import Succeeded
 from launcher.result.causes import Aside, Cause, Failure, cause_of, of_rank
 from launcher.result.raised import Exit
 from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
@@ -83,7 +83,7 @@ def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
     return {number: rank._replace(place=places.get(number, "")) for number, rank in ranks.items()}
 
 
-def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
+def succeeded(ranks: Ranks, attempt: int, time: float, *, are_all: bool) -> tuple[Succeeded, ...]:
     """Return the coordinator's message about ranks that have ended with 0; () if none has.
 
     A rank departed when its script ended, not when Python had finished its exit.
@@ -97,7 +97,8 @@ def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, 
     if not ends:
         return ()
     ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
-    return (RanksSucceeded(attempt, min(ends)[1], tuple(ages[:_MOST_ENDS])),)
+    alone = len(ranks) if are_all and all(rank.alone for rank in ranks.values()) else 0
+    return (Succeeded(attempt, min(ends)[1], tuple(ages[:_MOST_ENDS]), are_all, alone),)
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

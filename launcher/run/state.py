@@ -20,6 +20,7 @@ CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure count
 PLACES_SECONDS = 2.0  # for ranks to report where they are, before they are killed
 SAYS_SECONDS = 0.1  # between the log line and the kill of ranks
 UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell other hosts why
+STUB_SECONDS = 10.0  # for torchrun to end after a stub was killed
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
@@ -46,9 +47,13 @@ class Joining(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Ranks run. torchrun must have started all of them by the deadline."""
+    """Ranks run. torchrun must have started all of them by the deadline.
+
+    If a stub is `lost`, torchrun's own end may come until then, and be the reason.
+    """
 
     deadline: float = math.inf
+    lost: Failure | None = None
 
 
 class Ending(NamedTuple):

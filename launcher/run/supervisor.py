@@ -31,18 +31,19 @@ from launcher.host.signals import left_alone
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
-from launcher.job.options import BARS, INIT, INTERNAL, JOB_MARK, RUN_DIR
+from launcher.job.options import BARS, EVENTS_DIR, INIT, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir
 from launcher.peers.channel import Channel
-from launcher.peers.events import MakeStore, StoreMade
-from launcher.peers.messages import Cleared, Failed, Start
+from launcher.peers.events import StoreMade
+from launcher.peers.messages import Cleared, Start
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
-from launcher.run import events, history, machine, summary
+from launcher.run import events, machine, summary
 from launcher.run.keepers import Keepers
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
+from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
@@ -103,8 +104,10 @@ class Supervisor(Stepping):
         self._logged = {""}  # why the watch cannot see ranks
         self._signals: deque[int] = deque()  # to be handled
         self._error: Exception | None = None  # the launcher's own
-        folder = history.folder(environ, job.options.log_dir)
-        self._journal = Journal(folder, job.current_host, system.log)
+        # Below another launcher, whose files these would be, nothing is written.
+        self._log_dir = "" if environ.get(JOB_MARK) else job.options.log_dir
+        folder = events_folder(environ, job.options.log_dir)
+        self._journal = Journal(folder, job.current_host, system.now(), system.log)
         self._open.callback(self._journal.close)
         self._keepers = Keepers(system, self._receive, _watch(job, system))
         self._plan = job.plan
@@ -115,12 +118,10 @@ class Supervisor(Stepping):
             except Exception as error:  # before any host has started anything
                 job = Job(job.cluster, job.options, error=error)
         self._open.callback(self._keepers.close)
-        noted = functools.partial(self._journal.note, history.of_run)
         name = "run" if job.options.verbose else ""
-        super().__init__(system, machine.begin(job, system.now()), machine.step, noted, name)
-        self._journal.note(history.began, self.state)
-        noted = functools.partial(self._journal.note, history.of_hosts, self._began)
-        self._channel = Channel(job, system, self._receive, noted)
+        super().__init__(system, machine.begin(job, system.now()), machine.step, name)
+        self._note(Note("began", job=job.cluster.job_name))
+        self._channel = Channel(job, system, self._receive, self._note)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -145,6 +146,8 @@ class Supervisor(Stepping):
                 self._safely(self._do_what_is_due)
             if self._error:
                 yield from self._end_after(self._error)
+            if self.state.result:
+                self._note(self.state.result.note)
         finally:
             if self._torchrun:
                 self._system.kill_children()
@@ -223,10 +226,8 @@ class Supervisor(Stepping):
         result = self.state.result or failure.result
         if result == SUCCESS and self.state.job.plan.runner and self.state.torchrun_runs:
             result = failure.result  # the program was killed
-        before, report = self.state, events.Report(Failed(self.state.attempt, failure))
-        self.state = before._replace(phase=Done(), result=result)
-        now = self._system.now()
-        self._journal.note(history.of_run, before, None, self.state, (report,), now)
+        self._note(failure.note)
+        self.state = self.state._replace(phase=Done(), result=result)
 
     def _own_failure(self, error: Exception) -> Failure:
         for line in traceback_of(error):
@@ -247,8 +248,6 @@ class Supervisor(Stepping):
         """Receive a message from the coordinator, a keeper, or a user at this host."""
         if isinstance(event, StacksRequest):
             self._channel.report(event)
-        elif isinstance(event, MakeStore):
-            self._make_store()
         elif isinstance(event, CollectStacks):
             self._request_stacks(event.number, may_signal=event.may_signal)
         elif isinstance(event, AllStacks):
@@ -259,7 +258,10 @@ class Supervisor(Stepping):
             self.happens(event)
 
     def _begin_attempt(self, attempt: int) -> None:
-        self._keepers.watch = _watch(self.state.job, self._system, attempt)
+        job = self.state.job
+        self._keepers.watch = _watch(job, self._system, attempt)
+        if job.coordinator == job.current_host and attempt <= job.options.max_restarts:
+            self._make_store()
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
@@ -286,6 +288,9 @@ class Supervisor(Stepping):
 
     def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
+
+    def _note(self, note: Note) -> None:
+        self._journal.note(note, self.state.attempt, self._system.now())
 
     def _do_report(self, action: events.Report) -> None:
         message = action.message
@@ -350,7 +355,7 @@ class Supervisor(Stepping):
             environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if options.watch:
             environ["LAUNCHER_WATCHER"] = IN_RANK
-        log, tees = history.logs_folder(self._environ, options.log_dir), self._plan.tees
+        log, tees = self._log_dir, self._plan.tees
         if log:
             folder = host_folder(os.path.abspath(log), self.state.job.current_host)
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
@@ -465,6 +470,11 @@ class Supervisor(Stepping):
         self._keepers.reply_stacks(message)
 
 
+def events_folder(environ: Mapping[str, str], log_dir: str) -> str:
+    """Return the folder DIR of DIR/HOST/events.jsonl; "" for none, as below another launcher."""
+    return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
+
+
 def _watch(job: Job, system: System, attempt: int = 0) -> Watch:
     notify = min(job.options.hang_notify, job.options.hang_timeout)
     return Watch(job.options.watch, notify, system.cpu_of, attempt)
@@ -472,6 +482,7 @@ def _watch(job: Job, system: System, attempt: int = 0) -> Watch:
 
 ACTIONS: Mapping[type, Callable[[Supervisor, Any], None]] = {
     Log: Supervisor._do_log,
+    Note: Supervisor._note,
     events.Report: Supervisor._do_report,
     events.StartTorchrun: Supervisor._do_start_torchrun,
     events.RunRanks: Supervisor._do_run_ranks,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from launcher.text.notes import Note
 from launcher.text.words import Log, printable, short, shortened
 from launcher.text.writer import Writer, write_all
 
@@ -121,7 +122,7 @@ def described(
     if not actions and (after == before or (was == now and type(event).__name__ == "Time")):
         return ""  # at most a due time has changed
     to = "" if was == now else f" to {now}"
-    done = ", ".join(_written(action) for action in actions if not isinstance(action, Log))
+    done = ", ".join(_written(each) for each in actions if not isinstance(each, (Log, Note)))
     return f"{seconds:.3f} s: {machine} {was}{to} on {_written(event)}" + (done and f": {done}")
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Union
 
 from launcher.job.options import Options
 from launcher.result.causes import Failure, of_hang
+from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import sentences, stacks
 from launcher.watch.progress import AllStacks, CollectStacks, Command, NoProgressReport
@@ -34,6 +35,7 @@ class Stall(NamedTuple):
     finding: Finding
     notice_at: float  # when it is logged next
     logged: str = ""  # the reason that was logged last; "": none yet
+    noted: frozenset[int] = frozenset()  # the ranks that were noted as waiting
     progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
 
 
@@ -74,7 +76,7 @@ class Stalls(NamedTuple):
         return since + self.options.hang_timeout + 2 * self.options.watch + _REPORT_SECONDS
 
 
-Step = tuple[Stalls, tuple[Union[Log, Command], ...]]
+Step = tuple[Stalls, tuple[Union[Log, Note, Command], ...]]
 
 
 # Reports of hosts, and requests.
@@ -151,8 +153,10 @@ def _shown(state: Stalls, hosts: Collection[str]) -> Step:
     gathering = state.gathering
     state = state._replace(gathering=Gathering(gathering.number))
     lines = tuple(stacks.shown(gathering.received, hosts))
-    logs = map(Log, lines if gathering.is_for_log else ())
-    return state, (*logs, *((AllStacks(lines),) if gathering.is_for_users else ()))
+    shown: tuple[Any, ...] = ()
+    if gathering.is_for_log:
+        shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)))
+    return state, (*shown, *((AllStacks(lines),) if gathering.is_for_users else ()))
 
 
 # What is due.
@@ -196,6 +200,7 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
     if now >= state.analyse_at:
         state = _analysed(state, now)
     hang, stalls, lines, is_new = state.hang, list[Stall](), list[str](), False
+    notes = list[Note]()
     run_on = {rank for one in state.stalls if one.finding.runs_on for rank in one.finding.root}
     for stall in state.stalls:
         finding = stall.finding
@@ -203,6 +208,9 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
             stalls.append(stall)
         elif stall.progress_at < math.inf:  # drop it
             lines.append(sentences.progress(finding, stall.progress_at))
+            others = [one.noted for one in state.stalls if one is not stall]
+            moving = tuple(sorted(stall.noted.difference(*others)))
+            notes.append(Note("continued", ranks=moving, since=stall.progress_at))
         else:
             line = sentences.line(finding, now, stall.logged)
             if now >= stall.notice_at:
@@ -210,11 +218,17 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
                 is_new = is_new or (finding.ends_job and not stall.logged)
                 notice_at = finding.since + 2 * max(state.options.hang_notify, now - finding.since)
                 logged = sentences.reason(finding, now)
-                stall = stall._replace(notice_at=notice_at, logged=logged)
-            if now >= _over_at(finding, state):
+                if waiting := tuple(sorted(finding.waiting - stall.noted)):
+                    cause = sentences.line(finding, now)
+                    note = Note("stalled", cause=cause, ranks=waiting, since=finding.since)
+                    notes.append(_at_root(note, finding))
+                noted = stall.noted | finding.waiting
+                stall = stall._replace(notice_at=notice_at, logged=logged, noted=noted)
+            if now >= _over_at(finding, state) and not hang:
                 # A rank whose script has ended may be making its last save.
                 may_restart = run_on.isdisjoint(finding.root)
-                hang = hang or of_hang(sentences.line(finding, now), may_restart=may_restart)
+                hang = of_hang(sentences.line(finding, now), may_restart=may_restart)
+                notes.append(_at_root(hang.note, finding))
             stalls.append(stall)
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more like these."]
@@ -222,7 +236,15 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
     if is_new:  # for the log, ranks get a signal only if this stall ends the job anyway
         may_signal = state.options.hang_timeout < math.inf
         state, actions = _collect(state, now, may_signal=may_signal, is_for_log=True)
-    return state, (*map(Log, lines), *actions)
+    return state, (*map(Log, lines), *notes, *actions)
+
+
+def _at_root(note: Note, finding: Finding) -> Note:
+    """Return a note with the rank for which the others wait, if it is a single one."""
+    if len(finding.root) != 1:
+        return note
+    root = finding.ranks[finding.root[0]]
+    return note._replace(rank=root.state.rank, host=root.host)
 
 
 def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
@@ -278,7 +300,8 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stal
     since = min((finding.since, *(stall.finding.since for stall in earlier)))
     notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
     logged = next((stall.logged for stall in earlier if stall.logged), "")
-    return Stall(finding._replace(since=since), notice_at, logged)
+    noted = frozenset[int]().union(*(stall.noted for stall in earlier))
+    return Stall(finding._replace(since=since), notice_at, logged, noted)
 
 
 def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:

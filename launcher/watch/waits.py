@@ -70,6 +70,11 @@ class Finding(NamedTuple):
         return not self.waits and bool(self.ranks[min(self.root)].state.runs_on)
 
     @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait."""
+        return frozenset(self.ranks) - (frozenset() if self.is_circle else frozenset(self.root))
+
+    @property
     def is_circle(self) -> bool:
         """Whether the ranks at the root wait for each other."""
         return any(rank in wait.waiting for wait in self.waits[:1] for rank in self.root)

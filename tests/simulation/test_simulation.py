@@ -104,6 +104,14 @@ def test_hosts_that_stand_still_together_lose_nobody() -> None:
     assert [one.launcher and one.launcher.result for one in job.machines] == [Result(0)] * 3
 
 
+def test_a_launcher_that_is_silent_is_lost() -> None:
+    stops = Fault(What.LAUNCHER_STOPS, 4.0, 1, amount=200.0)
+    job = Job(Plan(script=Script(seconds=300.0), faults=(stops,)))
+    assert broken(job.run()) == []
+    says = "algo-0002 was lost: its launcher has not answered for 60 s"
+    assert all(one.launcher.result.text.startswith(says) for one in job.machines if one.launcher)
+
+
 def test_a_thousand_hosts_end_together() -> None:
     plan = Plan(hosts=1000, nproc=2, faults=(Fault(What.RAISES, 5.0, host=600),))
     job = Job(plan)

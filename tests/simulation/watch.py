@@ -14,6 +14,7 @@ from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
 from launcher.run.state import Ending, Running, State, Why
+from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch.progress import NoProgressReport
 from simulation.faults import Fault, What
@@ -137,7 +138,7 @@ class Watch:
             if not isinstance(event, Time) or actions or type(before.phase).__name__ != is_:
                 self.note(f"{event!r}", name, is_)
             for action in actions:
-                if not isinstance(action, Log):
+                if not isinstance(action, (Log, Note)):
                     self.note(f"    {action!r}", name, is_)
 
     def _coordinator(self, before: JobState, event: Any, after: JobState, now: float) -> None:
