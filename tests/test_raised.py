@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import RANK, run_as_rank
@@ -11,10 +13,6 @@ from launcher.result import raised
 from launcher.result.causes import LIMIT, Cause, cause_of, of_rank
 from launcher.run import describe
 from launcher.text.words import signal_name
-
-SECONDARY = (
-    "RuntimeError('[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1')"
-)
 
 
 @pytest.fixture
@@ -58,142 +56,22 @@ def is_secondary(exit_):
     return cause_of(exit_) is Cause.SECONDARY
 
 
-def end(text, says, line=None, *, code=1, secondary=False):
-    """How a script ends: what is said of it first, and the line of its last frame."""
-    return (text, says, line, code, secondary)
-
-
-def while_handling(text, error="ZeroDivisionError: division by zero"):
-    return f"{text} (while handling {error})"
-
-
 FROM = "(from ZeroDivisionError: division by zero)"
 GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="new in 3.11")
-ENDS = [
-    end("raise ValueError('loss is nan')", "failed with ValueError: loss is nan", 1),
-    # hydra, Lightning and many a main() turn every exception into an exit
-    end(
-        "import sys\ntry:\n  raise ValueError('loss is nan')\nexcept Exception:\n  sys.exit(3)",
-        "failed with ValueError: loss is nan",
-        3,
-        code=3,
-    ),
-    end(
-        "try:\n  1 / 0\nexcept Exception:\n  raise SystemExit('no luck')",
-        while_handling("exited: no luck"),
-        2,
-    ),
-    end(
-        "try:\n  1 / 0\nexcept Exception as e:\n  raise SystemExit(f'error: {e}') from e",
-        "exited: error: division by zero (from ZeroDivisionError)",
-        2,
-    ),
-    # argparse says what is wrong, but perhaps only to stderr (test_clues.py)
-    end(
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
-        "p.parse_args(['--n', 'x'])",
-        "failed with argparse.ArgumentError: argument --n: invalid int value: 'x'",
-        code=2,
-    ),
-    end(
-        "import argparse\nargparse.ArgumentParser().parse_args(['--epochs', '3'])",
-        "ended with exit code 2",
-        code=2,
-    ),
-    end(
-        "try:\n  1 / 0\nexcept Exception as e:\n  raise ValueError('bad lr') from e",
-        f"failed with ValueError: bad lr {FROM}",
-        4,
-    ),
-    end("try:\n  1 / 0\nfinally:\n  {}['key']", while_handling("failed with KeyError: 'key'"), 4),
-    # the first cause of a long chain, past exits
-    end(
-        "import sys\ntry:\n  try:\n    1 / 0\n  except Exception as e:\n    raise KeyError from e\n"
-        "except Exception as e:\n  raise ValueError('x') from e",
-        f"failed with ValueError: x {FROM}",
-        8,
-    ),
-    # the consequence of another rank's end, whatever became of it
-    end(f"raise {SECONDARY}", "failed with RuntimeError", 1, secondary=True),
-    end(
-        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
-        "failed with ValueError: x (from KeyError: 'y')",
-        4,
-        secondary=True,
-    ),
-    # exits
-    end("import sys; sys.exit(-1)", "ended with exit code 255", code=255),
-    end("import sys; sys.exit(2**70)", "ended with exit code 255", code=255),
-    end("class E(SystemExit): pass\nraise E(4)", "ended with exit code 4", code=4),
-    # exceptions that do what they can not to be seen
-    end("class E(Exception):\n  __module__ = 5\nraise E('x')", "failed with E: x", 3),
-    end(
-        "class E(Exception):\n  def __str__(self): raise SystemExit(9)\nraise E",
-        "failed with E: (its text cannot be shown)",
-        3,
-    ),
-    end(
-        "class E(Exception):\n  @property\n  def __cause__(self): raise KeyError\nraise E('x')",
-        "failed with E: x",
-        4,
-    ),
-    end(
-        "a, b = ValueError('a'), ValueError('b')\na.__cause__, b.__context__ = b, a\nraise a",
-        "failed with ValueError: a (from ValueError: b)",
-        3,
-    ),
-    end(
-        "e = None\nfor i in range(5000):\n  new = ValueError(str(i))\n  new.__context__ = e\n"
-        "  e = new\nraise e",
-        while_handling("failed with ValueError: 4999", "ValueError: 0"),
-        6,
-    ),
-    end("def f(): f()\nf()", "failed with RecursionError: maximum recursion depth", 1),
-    end("raise ValueError('x' * 10**8)", "failed with ValueError: xxxx", 1),
-    end(
-        "raise ValueError('a\\0b\\x1b[31m\\nalgo-9 \\ud800\\u202e')",
-        "failed with ValueError: a\\x00b\\x1b[31m algo-9 \\ud800\\u202e",
-        1,
-    ),
-    end(
-        "e = ValueError('x')\ne.__notes__ = ['in batch 7', 8]\nraise e",
-        "failed with ValueError: x in batch 7 8",
-        3,
-    ),
-    pytest.param(
-        *end(
-            "one = ExceptionGroup('one', [ValueError('a')])\n"
-            "raise ExceptionGroup('two', [one, KeyError('b')])",
-            "failed with ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
-            2,
-        ),
-        marks=GROUPS,
-    ),
-    # the first member's `from` stands for the group's own
-    pytest.param(
-        *end(
-            "try:\n  try: 1 / 0\n  except Exception as e: raise ValueError('a') from e\n"
-            "except Exception as e: a = e\n"
-            "try:\n  {}['cancelled']\nfinally:\n  raise ExceptionGroup('one', [a])",
-            f"failed with ExceptionGroup: one (1 sub-exception): ValueError: a {FROM}",
-            3,
-        ),
-        marks=GROUPS,
-    ),
-    pytest.param(
-        *end(
-            "try: {}['x']\nexcept KeyError as e:\n"
-            "  raise ExceptionGroup('one', [ValueError('a')]) from e",
-            "failed with ExceptionGroup: one (1 sub-exception): ValueError: a (from KeyError: 'x')",
-            3,
-        ),
-        marks=GROUPS,
-    ),
-    end("raise KeyboardInterrupt", "failed with KeyboardInterrupt", 1, code=-2),
-]
+SAYS = re.compile(r"# (-?\d+)(?:, line (\d+))?(, secondary)?: (.*)")
 
 
-@pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ENDS, ids=range(len(ENDS)))
+def ends():
+    """Return the scripts of ends.txt, and what is said of the end of each."""
+    for block in Path(__file__).with_name("ends.txt").read_text().strip().split("\n\n")[1:]:
+        *lines, said = block.split("\n")
+        text = "\n".join(line for line in lines if not line.startswith("## "))
+        code, line, secondary, says = SAYS.fullmatch(said).groups()
+        marks = GROUPS if "ExceptionGroup" in text else ()
+        yield pytest.param(text, says, line, int(code), bool(secondary), marks=marks)
+
+
+@pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ends())
 def test_how_a_script_ended(ended, text, says, line, code, secondary):
     exit_ = exit_of(ended(text))
     assert exit_.exit_code == code
