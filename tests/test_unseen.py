@@ -36,40 +36,26 @@ DECODE = "import ctypes\ndef decode():\n    ctypes.string_at(0)\n"
 KILL = "import os, signal\ndef work():\n    os.kill(os.getpid(), signal.SIG{})\nwork()"
 
 
-@pytest.mark.parametrize("name", ["SEGV", "BUS", "FPE", "ILL", "ABRT"])
-def test_a_crash_says_where_it_was_and_nothing_on_stderr(rank, name):
-    ran = rank(KILL.format(name))
-    assert ran.end == ran.plain and ran.code == -getattr(signal, f"SIG{name}")
-    assert place(ran.calls) == "work, script.py:3"
-    assert [one.function for one in ran.calls] == ["<module>", "work"]  # and not rank.py's
-
-
-def test_the_place_of_a_crash_in_a_library_is_the_scripts_and_the_library_is_below(rank):
-    ran = rank(f"{DECODE}decode()")
-    assert place(ran.calls) == "decode, script.py:3"
-    *_, last = frames_of(ran.calls).splitlines()
-    assert "ctypes/__init__.py" in last and last.endswith("in string_at")
-
-
-def test_a_thread_that_crashes_is_the_one_that_is_named(rank):
-    ran = rank(
-        f"{DECODE}import threading, time\nthreading.Thread(target=decode).start()\ntime.sleep(60)"
-    )
-    assert ran.code == -signal.SIGSEGV and place(ran.calls) == "decode, script.py:3"
-
-
 C_THREAD = """
 import ctypes, time
 libc = ctypes.CDLL(None)
 libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.abort, None)
 time.sleep(60)
 """
+THREAD = "import threading, time\nthreading.Thread(target=decode).start()\ntime.sleep(60)"
+# A script that crashes, the place, and the innermost function: a library's is below the script's.
+PLACES = [(KILL.format(name), "work, script.py:3", "work") for name in ("SEGV", "BUS", "FPE")]
+PLACES += [(KILL.format(name), "work, script.py:3", "work") for name in ("ILL", "ABRT")]
+PLACES += [(f"{DECODE}decode()", "decode, script.py:3", "string_at")]
+PLACES += [(f"{DECODE}{THREAD}", "decode, script.py:3", "string_at"), (C_THREAD, "", "")]
 
 
-def test_a_thread_of_c_has_no_place(rank):
-    ran = rank(C_THREAD)
-    assert ran.code == -signal.SIGABRT
-    assert ran.crash == "Fatal Python error: Aborted\n\n" and ran.calls == ()
+@pytest.mark.parametrize(("text", "where", "innermost"), PLACES)
+def test_a_crash_says_where_it_was_and_nothing_on_stderr(rank, text, where, innermost):
+    ran = rank(text)
+    assert ran.end == ran.plain and "Fatal Python error" in ran.crash
+    assert place(ran.calls) == where and "rank.py" not in frames_of(ran.calls)
+    assert [one.function for one in ran.calls][-1:] == [innermost] * bool(innermost)
 
 
 @pytest.mark.parametrize(
@@ -128,24 +114,22 @@ def test_a_crash_is_never_written_to_another_file(rank, tmp_path, text):
     assert not [path for path in tmp_path.glob("data-*") if path.stat().st_size]
 
 
-def test_a_fork_keeps_the_scripts_own_handlers(rank):
-    ran = rank(
-        "import faulthandler, os, signal\n"
-        "signal.signal(signal.SIGFPE, lambda *_: print('handled', flush=True))\n"
-        "signal.signal(signal.SIGBUS, signal.SIG_IGN)\n"
-        "if os.fork() == 0:\n"
-        "    os.kill(os.getpid(), signal.SIGFPE)\n    os.kill(os.getpid(), signal.SIGBUS)\n"
-        "    print(faulthandler.is_enabled(), flush=True)\n    os._exit(0)\nos.wait()"
-    )
-    assert ran.end == ran.plain == (0, "handled\nFalse\n", "")
+FORKS = "if os.fork() == 0:\n    {}\n    print(faulthandler.is_enabled(), flush=True)\n"
+FORKS = f"import faulthandler, os, signal\n{{}}\n{FORKS}    os._exit(0)\nos.wait()"
+HANDLES = (
+    "signal.signal(signal.SIGFPE, lambda *_: print('handled', flush=True))\n"
+    "signal.signal(signal.SIGBUS, signal.SIG_IGN)"
+)
+CRASHES = "os.kill(os.getpid(), signal.SIGFPE); os.kill(os.getpid(), signal.SIGBUS)"
 
 
-def test_a_fork_of_a_script_that_enables_it_keeps_it(rank):
-    ran = rank(
-        "import faulthandler, os\nfaulthandler.enable()\nif os.fork() == 0:\n"
-        "    print(faulthandler.is_enabled(), flush=True)\n    os._exit(0)\nos.wait()"
-    )
-    assert ran.end == ran.plain == (0, "True\n", "")
+@pytest.mark.parametrize(
+    ("before", "after", "out"),
+    [(HANDLES, CRASHES, "handled\nFalse\n"), ("faulthandler.enable()", "pass", "True\n")],
+)
+def test_a_fork_keeps_what_the_script_has_set(rank, before, after, out):
+    ran = rank(FORKS.format(before, after))
+    assert ran.end == ran.plain == (0, out, "")
 
 
 def test_a_process_that_may_have_few_descriptors_has_no_place(rank, tmp_path):
