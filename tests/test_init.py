@@ -88,61 +88,42 @@ NEVER = "and never started a launcher; see this host's log"
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "reason"),
+    ("command", "code", "reason", "line"),
     [
-        ("exit 7", 7, f"sh -c exit 7 ended with exit code 7 {NEVER}"),
-        ("kill -KILL $$", 137, f"sh -c kill -KILL $$ was killed by SIGKILL (signal 9) {NEVER}"),
-        (
-            "set -e; false; echo on",
-            1,
-            f"sh -c set -e; false; echo on ended with exit code 1 {NEVER}",
-        ),
-        (
-            "exec no-such-program",
-            127,
-            "sh -c exec no-such-program ended with exit code 127 " + NEVER,
-        ),
+        ("exit 7", 7, "ended with exit code 7 {}", ""),
+        ("kill -KILL $$", 137, "was killed by SIGKILL (signal 9) {}", ""),
+        ("exec no-such-program", 127, "ended with exit code 127 {}", ""),
+        # of several launchers the last one counts
+        ("LAUNCHER 0; LAUNCHER 3; true", 3, "", "the last launcher ended with exit code 3 and sh"),
+        ("LAUNCHER 3 | cat", 3, "", "with 0: this container ends with 3 (LAUNCHER_KEEP_EXIT_CODE"),
+        ("LAUNCHER 3; LAUNCHER none; true", 3, "", "the last launcher ended with exit code 3"),
+        ("LAUNCHER 3 || LAUNCHER 0", 0, "", ""),
+        ("export KEEP; LAUNCHER 3 || true", 0, "", ""),
+        # a reason is given where no launcher has given one
+        ("LAUNCHER 3; exit 5", 5, "", ""),
+        ("LAUNCHER none; exit 5", 5, "ended with exit code 5 {}", ""),
+        ("LAUNCHER 0; exit 5", 5, "ended with exit code 5 after its launcher had succeeded", ""),
+        ("LAUNCHER killed | cat", 137, "ended with exit code 0 and its launcher was killed", ""),
     ],
 )
-def test_the_end_of_a_command_that_starts_no_launcher(init, command, code, reason):
-    host = init(command)
+def test_how_a_command_and_its_launchers_end(init, stand_in, command, code, reason, line):
+    keeps = {"LAUNCHER_KEEP_EXIT_CODE": "1"} if "KEEP" in command else {}
+    command = command.replace("LAUNCHER", stand_in)
+    host = init(command, **keeps)
     assert host.wait() == code, host.log()
-    assert host.failure == f"launcher: {reason}\n" and host.err.endswith(host.failure)
+    if reason:
+        assert f" {reason.format(NEVER)}" in host.failure and host.err.endswith(host.failure)
+    else:
+        assert line in host.err and bool(line) == bool(host.err) and not host.failure, host.log()
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "line"),
+    ("command", "hyperparameters"),
     [
-        (
-            "{} 3 | cat",
-            3,
-            "the last launcher ended with exit code 3 and sh with 0: this container ",
-        ),
-        ("{} 0; {} 3; true", 3, "the last launcher ended with exit code 3"),
-        ("{} 3 || {} 0", 0, ""),
-        ("{} 3; exit 5", 5, ""),
-        ("{} 0; exit 5", 5, " ended with exit code 5 after its launcher had succeeded; see this "),
-        ("{} none; exit 5", 5, f" ended with exit code 5 {NEVER}"),
-        ("{} 3; {} none; true", 3, "the last launcher ended with exit code 3"),
-        ("{} killed | cat", 137, " ended with exit code 0 and its launcher was killed; see this "),
+        (("sh", "-c", "exit 7"), {}),
+        (("no-such-command",), {"train-module": "package.train", "epochs": 3}),
     ],
 )
-def test_the_end_of_a_command_that_starts_launchers(init, stand_in, command, code, line):
-    """Of those the last one counts, and a reason is given where no launcher has given one."""
-    host = init(command.replace("{}", stand_in))
-    assert host.wait() == code, host.log()
-    assert line in host.err and bool(line) == bool(host.err), host.err
-    assert bool(host.failure) == (" ended with " in line and "last" not in line)
-
-
-def test_the_commands_own_exit_code_is_kept_where_that_is_wanted(init, stand_in):
-    host = init(f"{stand_in} 3 || true", LAUNCHER_KEEP_EXIT_CODE="1")
-    assert host.wait() == 0, host.log()
-    assert host.err == ""
-
-
-@pytest.mark.parametrize("command", [("sh", "-c", "exit 7"), ("no-such-command",)])
-@pytest.mark.parametrize("hyperparameters", [{}, {"train-module": "package.train", "epochs": 3}])
 def test_the_first_host_learns_that_no_launcher_will_come(
     start, init, script, base_dir, pretend_torch, command, hyperparameters
 ):
