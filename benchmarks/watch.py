@@ -22,9 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.peers.messages import ProgressReport, to_wire
+from launcher.peers.messages import to_wire
 from launcher.watch import judge
-from launcher.watch.progress import Group, Rank
+from launcher.watch.progress import Group, NoProgressReport, StalledRank
 
 STEPS = """
 import json, resource, sys, time
@@ -45,11 +45,10 @@ while go_on.item():
 if dist.get_rank() == 0:
     took, memory = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     from launcher.watch import in_rank
-    world, begin = dist.distributed_c10d._world, time.perf_counter()
+    begin = time.perf_counter()
     in_rank.recorded("fr")
     moving, begin = time.perf_counter() - begin, time.perf_counter()
-    entries = in_rank.recorded("fr", entries=True)["entries"]
-    in_rank.groups(world, dict(world.pg_names), entries, {})
+    in_rank.groups_now()
     waiting = time.perf_counter() - begin
     with open(sys.argv[1], "w") as file:
         json.dump([steps / took, memory / 1024, 1000 * moving, 1000 * waiting], file)
@@ -61,7 +60,7 @@ dist.destroy_process_group()
 
 def measured(every: int, seconds: float, folder: Path) -> list[float]:
     """Return a job's steps per second, the peak of rank 0's memory in MiB, and how many
-    milliseconds a look takes it while it moves, and the first time that it waits.
+    milliseconds a look takes it while it moves, and while it waits.
     """
     script, result = folder / "steps.py", folder / "result"
     script.write_text(STEPS)
@@ -83,7 +82,7 @@ def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, fl
     Each rank is in the default group, in one of its host and in one of its places on all hosts.
     """
     size = hosts * ranks
-    state, length, began = judge.State(), 0, time.perf_counter()
+    state, length, began = judge.Stalls(), 0, time.perf_counter()
     for host in range(hosts):
         told = []
         for local in range(ranks):
@@ -94,12 +93,14 @@ def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, fl
                 Group(f"{host * ranks}-{host * ranks + ranks - 1}", 0, "mesh_tp", 1000),
                 Group(f"{local}-{size - ranks + local}:{ranks}", 0, "mesh_dp", 500),
             )
-            told.append(Rank(number, local, 30.0, "", "train_one_step, train.py:123", groups))
-        length = max(length, len(json.dumps(to_wire(ProgressReport(1, tuple(told))))))
-        state = judge.host_reported(state, f"algo-{host + 1}", told, 100)
+            place = "train_one_step, train.py:123"
+            told.append(StalledRank(number, local, 30.0, "", place, groups))
+        report = NoProgressReport(1, tuple(told), others=0)
+        length = max(length, len(json.dumps(to_wire(report))))
+        state, _ = judge.reported(state, f"algo-{host + 1}", report, (), 100)
     heard = time.perf_counter() - began
     began = time.perf_counter()
-    state, *_ = judge.check(state, 101)
+    state, _ = judge.time_is_up(state, (), 101)
     assert state.stalls[0].finding.root == (size - 1,)
     return length, heard, time.perf_counter() - began
 
@@ -131,7 +132,7 @@ def main() -> None:
         print(f"| {name} | {speed:.0f} | {' | '.join(row)} | {memory:.1f} |")
     moving, waiting = (statistics.median(one[part] for one in runs[15]) for part in (2, 3))
     print(f"\nA look takes a rank {moving:.2f} ms while it moves, ", end="")
-    print(f"and {waiting:.0f} ms the first time that it waits.")
+    print(f"and {waiting:.0f} ms while it waits.")
     print(f"\n1,000 hosts of 8 ranks, of which nothing moves: {length} bytes from each.")
     print(f"The coordinator hears them in {heard:.2f} s, and sees who is absent in {seen:.2f} s.")
 

@@ -940,6 +940,35 @@ def test_a_rank_that_fails_is_reported_as_it_waited():
     assert [one.groups[0].waits for one in found.ranks] == [9, 0]
 
 
+@pytest.mark.parametrize(
+    ("had_group", "groups", "recorder", "is_alone"),
+    [
+        (False, {}, None, True),
+        (True, {}, {}, True),  # destroyed, and the recorder has nothing
+        (True, {}, {"0": {}}, False),
+        (True, {}, None, False),  # destroyed: nobody knows
+        (True, {"one": "0"}, None, False),  # it has begun 9
+    ],
+)
+def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, is_alone):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    world = a_group("cpu:gloo") if groups else SimpleNamespace(pg_group_ranks={})
+    world.pg_map = groups
+    module = SimpleNamespace(_world=world, _default_pg_init_method="env://" if had_group else None)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+    dump = {"_dump_fr_trace_json": lambda *_: json.dumps({"pg_status": recorder})}
+    core = SimpleNamespace(**dump if recorder is not None else {})
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", core)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+    # What other tests have imported and run in this process counts for nothing.
+    monkeypatch.setattr(in_rank, "_OTHER_WAYS", set())
+    monkeypatch.setattr(in_rank, "_WORK_SECONDS", math.inf)
+    replier = in_rank.Replier(None)
+    assert replier.is_alone() == is_alone
+    replier.forked()  # a child may do its work
+    assert not replier.is_alone()
+
+
 def test_that_ranks_of_a_job_have_exchanged_nothing():
     alone = judge.host_succeeded(begun(), "algo-1", 2)
     assert len(judge.nothing_exchanged(alone)) == 1

@@ -161,22 +161,23 @@ def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
     counts = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
     begun = {rank: count for rank, count in counts.items() if count is not None}
     least = min(begun.values())
-    awake = [rank for rank in views if not reports[rank].state.trouble]
-    inside = [rank for rank, view in views.items() if view.waits]
-    waiting = {*inside, *(awake if furthest.is_counted else ())}
+    awake = {rank for rank in views if not reports[rank].state.trouble}
+    inside = {rank for rank, view in views.items() if view.waits}
+    waiting = inside | awake if furthest.is_counted else inside
     ahead = tuple(rank for rank in views if begun[rank] > least and rank in waiting)
-    behind = [rank for rank, count in begun.items() if count == least]
-    absent = tuple(rank for rank in behind if rank not in inside or rank not in awake)
+    behind = {rank for rank, count in begun.items() if count == least}
+    absent = tuple(sorted(behind - (inside & awake)))
     waits = []
     if ahead and absent:
         number = least + 1
         if not furthest.is_counted:  # how far a silent rank is may be unknown
             number = max(number, min(views[rank].waits for rank in ahead))
-        may_have_ended = all(reports[rank].state.has_ended for rank in absent)
-        sure = [rank for rank in ahead if rank in awake and (rank in inside or not may_have_ended)]
-        waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, bool(sure)))
-        inside = [rank for rank in inside if rank in behind]
-    held = tuple(rank for rank in inside if rank in awake)
+        # Ranks that have ended may have begun all.
+        have_ended = all(reports[rank].state.has_ended for rank in absent)
+        is_sure = not (awake & inside if have_ended else awake).isdisjoint(ahead)
+        waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, is_sure))
+        inside &= behind
+    held = tuple(sorted(inside & awake))
     if held and None not in counts.values():  # all have begun it
         group = _in_collective(views, furthest, min(views[rank].waits for rank in held))
         waits.append(Wait(group, held, ()))
