@@ -184,7 +184,7 @@ def test_it_says_which_rank_it_keeps(start):
     kept = start("", rank=7, TORCHELASTIC_ERROR_FILE=file, LOCAL_RANK=0, GROUP_RANK=1)
     hello = kept.told[0]["hello"]
     assert hello.pop("pid") != kept.process.pid
-    assert hello == {"rank": 7, "local_rank": 2, "world": 1, "nproc": 1, "group_rank": 1}
+    assert hello == {"rank": 7, "local_rank": 2, "nproc": 1, "group_rank": 1}
 
 
 def test_a_python_that_is_not_there(start):

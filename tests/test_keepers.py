@@ -30,7 +30,7 @@ from launcher.watch.progress import StacksRequest
 
 SECONDS = 60
 RUNS = {"runs": {"attempt": 1, "pid": 77}}
-JOINED = KeeperJoined(7, 2, 3, 0, 8)
+JOINED = KeeperJoined(7, 2, 3, 0)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def connect(*messages):
 
 
 def keeper(rank, *messages):
-    hello = {"rank": rank, "local_rank": 2, "world": 8, "nproc": 3, "group_rank": 0, "pid": 1}
+    hello = {"rank": rank, "local_rank": 2, "nproc": 3, "group_rank": 0, "pid": 1}
     return connect({"hello": hello}, *messages)
 
 

@@ -104,6 +104,12 @@ SENTENCES = [
     ),
     (f"in 61 | in 61 | in 61 | ; {SILENT}", f"3 others are waiting; rank 3 {SILENT}"),
     (f"in 61 | in 61 | in 61 | at 60; {ENDED}", f"3 others are waiting; rank 3 {ENDED}"),
+    # A silent rank may wait for the other, and may have gone on from where it waited.
+    (f"in 61 | at 60 | in 61 | at 60; {SILENT}", "algo-1, rank 1 (local rank 1) is absent from"),
+    (
+        f"in 61, pair at 5 | in 61, pair in 5; {SILENT} | in 61 | at 60; {SILENT}",
+        "algo-2, rank 3 (local rank 1) is absent from",
+    ),
     # Rank 0 has not begun #61, but waits for rank 1 in another group.
     (
         "at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61",
@@ -206,24 +212,6 @@ def test_what_is_said(ranks, words):
 )
 def test_nothing_is_said(ranks):
     assert not found(ranks_of(ranks))
-
-
-def test_a_rank_that_reports_a_group_of_others_belongs_to_their_stall():
-    """Who is named is among the ranks of a stall, whatever a rank reports."""
-    pair = [rank(number, counted(61, "0,1", "")) for number in (0, 1)]
-    (one,) = found([*pair, rank(2, counted(60, "0,1", ""))])
-    assert one.root == (2,) and one.ranks.keys() == {0, 1, 2}
-
-
-def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
-    """It may wait for the other; and it may have gone on from where it waited."""
-    three = [rank(0, IN_61), rank(1, group(60)), rank(2, IN_61)]
-    (one,) = found([*three, rank(3, group(60), trouble="does not answer: x")])
-    assert one.root == (1,)
-    silent = rank(3, group(60), group(5, 5, **PAIR), trouble="does not answer: x")
-    others = rank(1, IN_61, group(5, **PAIR))
-    (one,) = found([rank(0, IN_61, group(5, **PAIR)), others, rank(2, IN_61), silent])
-    assert one.root == (3,)
 
 
 @pytest.mark.parametrize(
@@ -356,14 +344,6 @@ def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_resta
     assert (
         state.hang.what.startswith("ranks have made no progress for") and not state.hang.may_restart
     )
-
-
-def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
-    state = begun(notify=60)
-    state = hears(state, "algo-1", [rank(0, IN_61, unchanged=500), rank(1, unchanged=500)], 500)
-    state = hears(state, "algo-2", [rank(2, unchanged=500), rank(3, unchanged=500)], 500)
-    state, lines, is_new = check(state, 501)
-    assert len(lines) == 1 and is_new and judge.due(state) == 1002
 
 
 def test_stacks_are_new_also_if_the_job_ends_at_once():

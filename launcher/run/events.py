@@ -45,15 +45,14 @@ class NothingLeft(NamedTuple):
 class KeeperJoined(NamedTuple):
     """Torchrun has started a rank, whose keeper waits for a command.
 
-    `nproc` is the number of ranks of this host, `world` that of the job; `group_rank` is 0 on the
-    host whose address all ranks get as MASTER_ADDR.
+    `nproc` is the number of ranks of this host; `group_rank` is 0 on the host whose address all
+    ranks get as MASTER_ADDR.
     """
 
     rank: int
     local_rank: int
     nproc: int
     group_rank: int = 0
-    world: int = 0
 
 
 class KeeperLost(NamedTuple):

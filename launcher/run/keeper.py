@@ -8,7 +8,7 @@ The launcher and the keeper talk in lines of JSON, in order:
 
     to the launcher                               from the launcher
     hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
-        world, nproc, pid                             output: shows, prefix, merges, bars
+        nproc, pid                                    output: shows, prefix, merges, bars
     runs: attempt, pid                            end: number, signal, grace, waits, at_once
     said: what the script's process says          ask: passed on to the script's process
     wrote: a line of faulthandler's               leave: an exit code
@@ -97,7 +97,7 @@ class Keeper:
         self._woken = self._prepare()
         # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
         folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
-        names = {"rank": "RANK", "world": "WORLD_SIZE", "nproc": "LOCAL_WORLD_SIZE"}
+        names = {"rank": "RANK", "nproc": "LOCAL_WORLD_SIZE"}
         hello = {name: int(environ[variable]) for name, variable in names.items()}
         local_rank = int(folder if folder.isdecimal() else environ["LOCAL_RANK"])
         hello |= {"local_rank": local_rank, "group_rank": int(environ["GROUP_RANK"])}

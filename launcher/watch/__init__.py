@@ -23,9 +23,11 @@ Sequence. All ranks of a process group begin the same collectives in the same or
 numbers from 1 in each group. So the number of the last collective that a rank has begun says how
 far it is in that group. A rank makes progress when any of its numbers changes.
 
-Wait. A rank waits in the first of its collectives that has not ended. The rank waits for the
-absent members: those of the group that have not begun this collective. If all have begun it, none
-is absent: it does not complete because the network or a GPU fails, or because their calls differ.
+Wait. A rank waits in the first of its collectives that has not ended. Of a group in which ranks
+wait, those members that have begun least are absent. If all have begun the collective, none is
+absent: it does not complete because the network or a GPU fails, or because their calls differ. Of
+NCCL's groups it may be unknown which collectives have ended: then ranks that have begun more than
+others count as waiting, and a rank that does not reply as one that has begun less.
 
 Root. An absent rank may itself wait, in another group. The ranks at the root of the wait are absent
 somewhere and wait nowhere; the log names them. If there are none, a collective does not complete,

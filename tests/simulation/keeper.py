@@ -73,7 +73,7 @@ class Keeper(Process):
         self.machine.keepers.append(self)
         self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
         hello = {"rank": self.rank, "local_rank": self.local_rank, "group_rank": group_rank}
-        hello |= {"world": plan.hosts * plan.nproc, "nproc": plan.nproc, "pid": self.pid}
+        hello |= {"nproc": plan.nproc, "pid": self.pid}
         self._pipe.say({"hello": hello})
         if not self._pipe.is_open:
             self.end(1)
