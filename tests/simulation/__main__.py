@@ -43,17 +43,14 @@ def many(jobs: int, seed: int, processes: int) -> int:
     seeds = range(seed, seed + -(-jobs // OF_A_SEED))
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(one, seed, min(OF_A_SEED, jobs)) for seed in seeds]
-        for ended, future in enumerate(as_completed(running), 1):
+        for future in as_completed(running):
             count, text = future.result()
-            done += count
-            failed += bool(text)
+            done, failed = done + count, failed + bool(text)
             if text:
                 print(f"\n{text}\n", flush=True)
-            seconds = time.monotonic() - started
-            bar = "#" * (40 * ended // len(running))
-            left = seconds / ended * (len(running) - ended)
-            line = f"\r[{bar:40}] {done:,} jobs, {done / seconds:,.0f}/s, {left:.0f} s left"
-            print(f"{line}, {failed} seeds failed ", end="", file=sys.stderr, flush=True)
+            rate = done / (time.monotonic() - started)
+            line = f"\r{done:,} of {jobs:,} jobs, {rate:,.0f}/s, {failed} seeds failed "
+            print(line, end="", file=sys.stderr, flush=True)
     seconds = time.monotonic() - started
     print(
         f"\n{done:,} jobs of the seeds {seeds[0]} to {seeds[-1]} in {seconds:.0f} s on {processes} "

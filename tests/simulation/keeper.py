@@ -66,9 +66,8 @@ class Keeper(Process):
         self.script: Rank | None = None
         self.hangs = self.has_said_end = False  # hangs: it is suspended
         # Of the current end.
-        self._is_ending = self._waits = False
-        self._number = self._signal = 0
-        self._response = ""
+        self._is_ending, self._number = False, 0
+        self._signal, self._response = 0, ""
         self._deadline = self._leftovers_at = self._stuck_at = math.inf
         self.machine.keepers.append(self)
         self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
@@ -123,21 +122,14 @@ class Keeper(Process):
         deadline = now if at_once else now + grace
         if self._is_ending and not at_once:
             deadline = max(deadline, self._deadline)
-        self._number, self._is_ending, self._waits = number, True, waits
+        self._number, self._is_ending = number, True
         self._deadline, self._stuck_at = deadline, deadline + STUCK
         self._leftovers_at = deadline - min(LEFTOVERS, grace / 4) if waits else now
         if script and script.runs and not self._signal and (waits or not self.has_said_end):
             self._signal, self._response = signal, script.response(signal)
             script.signal(signal)
-            if waits and self._response == "ignores":
-                self._signal_group()
         for at in (now, self._leftovers_at, deadline):
             self.clock.at(at, self._look)
-
-    def _signal_group(self) -> None:
-        for process in self.below():
-            if process is not self.script:
-                process.signal(self._signal)
 
     def _leave(self, code: int) -> None:
         for process in self.below():
@@ -156,13 +148,10 @@ class Keeper(Process):
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""
         if self.acts and child is self.script:
-            code = child.exit_code
-            about = {"attempt": child.attempt, "code": code, "response": self._response}
+            code, response = child.exit_code, self._response
+            about = {"attempt": child.attempt, "code": code, "response": response}
             clues = {"words": "", "notes": [], "counted": [], "broken": ""}
             self._pipe.say({"ended": {**about, "crash": "", **clues}})
-            died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
-            if died and (self._response != "handles" or self._signal == signal.SIGINT):
-                self._signal_group()
         self._look()
 
     def _look(self) -> None:

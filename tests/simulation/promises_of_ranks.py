@@ -1,4 +1,7 @@
-"""What is promised to ranks, and to what they have started: what they hear, and their time."""
+"""What is promised to ranks, and to what they have started: what they hear, and their time.
+
+What a keeper promises by itself is in test_keeper.py, with real ones.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import math
 import signal
 from collections.abc import Iterator
 
-from simulation.facts import has, interrupted, lost, planned, promise, seconds_of
-from simulation.faults import KEEPERS, LOSSES, PAUSES, TORCHRUNS, What
+from simulation.facts import has, interrupted, planned, promise, seconds_of
+from simulation.faults import LOSSES, PAUSES, TORCHRUNS, What
 from simulation.launcher import Launcher
 from simulation.machine import Machine
 from simulation.plan import AtStop
@@ -98,40 +101,6 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
             continue
         if 0.05 < first < grace - min(5, grace / 4) - 0.02:
             yield f"process {upload.pid} hears {upload.heard}, stopped at {since:.3f} s"
-
-
-@promise("then its process group gets the signal, so that the program can save")
-def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
-    """What a rank has started that dies of the stop without handling it."""
-    script = watch.job.plan.script
-    if script.at_stop is not AtStop.DIES or script.upload_ignores or lost(watch):
-        return
-    for upload in watch.uploads:
-        launcher, rank = launcher_of(upload.machine), upload.rank
-        since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary or _has_lost_keeper(rank)
-        is_held = upload.held_until > -math.inf
-        if unknown or is_held or launcher.ended_at <= since + 2:
-            continue
-        of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
-        if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
-            by = since + 2 + seconds_of(watch, *PAUSES)
-            if upload.ended > by:
-                yield f"process {upload.pid} of rank {rank.rank} has heard {upload.heard}"
-
-
-@promise("then kills after the grace what is left of them")
-def ends_without_launcher(watch: Watch) -> Iterator[str]:
-    """Of a host's ranks when its launcher was killed: their keepers do."""
-    killed = {one.machine: one.time for one in has(watch, What.LAUNCHER_KILLED)}
-    for process in (*watch.ranks, *watch.uploads):
-        if process.machine not in killed:
-            continue
-        at = killed[process.machine]
-        by, is_held = at + watch.job.plan.grace + 2, process.held_until > -math.inf
-        lost = planned(watch, *KEEPERS, What.KEEPER_HANGS, What.TORCHRUN_TOLD, What.TORCHRUN_KILLED)
-        if (process.ended > by) and not (is_held or lost):
-            yield f"process {process.pid} ends at {process.ended}, killed at {at:.3f} s"
 
 
 @promise("Ctrl-C three times within 2 s kills the job at once")

@@ -53,20 +53,22 @@ def smaller(found: Found) -> Found:
 
 def _simpler(plan: Plan) -> Iterator[Plan]:
     """Yield plans with one thing less."""
-    faults = plan.faults
-    for index in range(len(faults)):
-        yield plan._replace(faults=faults[:index] + faults[index + 1 :])
-    used = max([fault.host for fault in faults], default=0) + 1
-    for hosts in {1, used, max(used, plan.hosts - 1)}:
-        if used <= hosts < plan.hosts:
-            yield plan._replace(hosts=hosts)
-    if plan.nproc > 1 and not any(fault.local_rank for fault in faults):
-        yield plan._replace(nproc=1)
+    faults, script = plan.faults, plan.script
+    for index, fault in enumerate(faults):
+        rest = faults[:index], faults[index + 1 :]
+        yield plan._replace(faults=rest[0] + rest[1])
+        for name in ("amount", "local_rank", "host"):
+            if getattr(fault, name):
+                yield plan._replace(faults=(*rest[0], fault._replace(**{name: 0}), *rest[1]))
+    for name, least in (("hosts", 1), ("nproc", 1), ("max_restarts", 0)):
+        used = {"hosts": max((one.host for one in faults), default=0) + 1}
+        used["nproc"] = max((one.local_rank for one in faults), default=0) + 1
+        for fewer in {used.get(name, least), getattr(plan, name) - 1}:
+            if used.get(name, least) <= fewer < getattr(plan, name):
+                yield plan._replace(**{name: fewer})
     for name, value in Script()._asdict().items():
-        if getattr(plan.script, name) != value:
-            yield plan._replace(script=plan.script._replace(**{name: value}))
-    if plan.max_restarts:
-        yield plan._replace(max_restarts=plan.max_restarts - 1)
+        if getattr(script, name) != value:
+            yield plan._replace(script=script._replace(**{name: value}))
 
 
 def report(found: Found, seed: int) -> str:

@@ -56,12 +56,9 @@ START = (
     What.HOST_LATE, What.STRANGER, What.IMPOSTOR, What.HOST_ABSENT, What.DIFFERS,
     What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
 )  # fmt: skip
-TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_TOLD)
-ONE_HOST = (
-    *TORCHRUN, *KEEPERS, What.TORCHRUN_FAILS, What.NO_TORCHRUN, What.LAUNCHER_PAUSES, What.HOST_SLOW
-)  # fmt: skip
-CONNECTING = (What.STRANGER, What.IMPOSTOR, What.DELAY)
-STOP, THRICE = What.STOP, What.CTRL_C_THRICE
+TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_TOLD, *KEEPERS)
+LAUNCHER = (What.LAUNCHER_KILLED, What.LAUNCHER_FAILS, What.LAUNCHER_PAUSES)
+STOP = What.STOP
 
 
 class Theme:
@@ -75,81 +72,55 @@ class Theme:
 
 
 THEMES = (
-    Theme(*RANKS, *STOPS, *ONE_HOST, *kinds.HOSTS, What.DELAY, *START,
-          moments=(*JOINING, *STARTING, *TRAINING), hosts=(2, 3, *range(2, 17))),
-    Theme(*RANKS, *STOPS, *ONE_HOST, moments=(*STARTING, *TRAINING), hosts=(1,)),
+    Theme(*RANKS, *STOPS, *TORCHRUN, *LAUNCHER, *kinds.HOSTS, What.DELAY, *START, What.HOST_SLOW,
+          What.TORCHRUN_FAILS, What.NO_TORCHRUN, moments=(*JOINING, *STARTING, *TRAINING),
+          hosts=(1, 2, 3, *range(2, 17))),
+    Theme(*RANKS, *STOPS, *TORCHRUN, *LAUNCHER, moments=(*STARTING, *TRAINING), hosts=(1,)),
+    # The start of a job, and who else connects.
+    Theme(*START, What.STRANGER, What.IMPOSTOR, What.DELAY, STOP, What.LAUNCHER_KILLED,
+          What.LAUNCHER_PAUSES, moments=JOINING),
     # Failures, stops and losses while ranks are restarted.
     Theme(*AT_ONCE, *AT_ONCE, STOP, STOP, STOP, What.LINGERS, What.HOOK, What.TORCHRUN_KILLED,
           What.LAUNCHER_KILLED, What.TORCHRUN_TOLD, max_restarts=(1, 2, 3)),
-    # The start of a job, and who else connects.
-    Theme(*START, *CONNECTING, What.STRANGER, STOP, What.STOP_ALL, What.LAUNCHER_KILLED,
-          What.LAUNCHER_PAUSES, moments=JOINING),
-    Theme(*CONNECTING, moments=JOINING[:6]),
-    # The end of a job, which not all hosts reach together.
-    Theme(What.HOST_SLOW, STOP, *STOPS, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED, What.RAISES),
-    # Programs that tell nothing.
-    Theme(*STOPS, moments=(*STARTING, *STARTING[2:5]), seconds=(30.0,), is_python=(False,)),
-    # What ranks leave behind.
-    Theme(What.LAUNCHER_PAUSES, STOP, What.RAISES, What.TORCHRUN_HANGS, What.KILLED,
-          hosts=(1, 1, 2), upload=(20.0, 100.0)),
-    # Two failures of one host.
+    # A restart in which hosts are through at different times, and what happens meanwhile.
+    Theme(*STOPS, *AT_ONCE, What.LAUNCHER_KILLED, *[What.DELAY] * 4, max_restarts=(1, 2),
+          hosts=(2, 2, 3, 4), nproc=(1,), upload=(0.0,), amounts=(4.0, 6.0, 20.0), apart=SOON,
+          first=((What.SAVES_LONGER,), AT_ONCE, (STOP, *STOPS, What.LAUNCHER_FAILS))),
+    # Restarts that cannot be: no signal ends what is left, hardware is broken, there is no store.
+    Theme(*AT_ONCE, *AT_ONCE, *HELD, STOP, max_restarts=(1, 1, 2, 0), upload=(100.0,),
+          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
+    Theme(What.GPU_FAILS, *AT_ONCE[:3], max_restarts=(1, 2), nproc=(2,), apart=SOON[:7],
+          first=(AT_ONCE, (What.GPU_FAILS,))),
+    Theme(*AT_ONCE, *STORES, STOP, What.CTRL_C, What.LINGERS, moments=(*STARTING, *TRAINING),
+          max_restarts=(1, 2), amounts=(0.2, 2.0, 20.0, 200.0), first=(STORES, AT_ONCE)),
+    # Causes, and what is secondary to them; two failures of one host.
+    Theme(*RANKS, What.RAISES, What.RAISES, STOP, What.RESET),
     Theme(*AT_ONCE, What.HOOK, hosts=(1, 1, 2), nproc=(2,), max_restarts=(0,),
           first=((What.HOOK, *AT_ONCE), (What.HOOK, *AT_ONCE))),
-    # Causes, and what is secondary to them.
-    Theme(*RANKS, What.RAISES, What.RAISES, STOP, What.RESET),
-    # Somebody asks where all ranks are, again and again.
+    # The end of a job, which not all hosts reach together; a program that runs torchrun.
+    Theme(What.HOST_SLOW, *STOPS, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED, What.RAISES),
+    Theme(*TORCHRUN, What.RUNNER_KILLED, What.RUNNER_FAILS, STOP, What.CTRL_C_THRICE, *AT_ONCE[:3],
+          *LAUNCHER[:2], What.HOST_SLOW, runner=(0.0, 5.0, 1000.0), hosts=(1, 2, 2, 3)),
+    # Programs that tell nothing.
+    Theme(*STOPS, moments=(*STARTING, *STARTING[2:5]), seconds=(30.0,), is_python=(False,)),
+    # Ranks that wait for one that does not come, and are watched; somebody asks where all are.
+    Theme(What.HANGS, What.STUCK, What.RAISES, What.STACKS, STOP, What.KILLED,
+          watch=(5.0,), hang_timeout=(10.0,), apart=(0.3, 2.0, 6.5, 12.0, 20.0),
+          first=((What.HANGS, What.STUCK),)),
     Theme(*[What.STACKS] * 4, What.RAISES, STOP, What.HOST_KILLED, What.CUT, What.LINGERS),
     # Launchers that are stopped, or meet errors of their own.
     Theme(What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.NO_FOLDER, *AT_ONCE[:3], STOP, What.STUCK,
           What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.HOST_SLOW, start_timeout=(6.0,),
           moments=(*JOINING[4:], *STARTING, *TRAINING), seconds=(10.0, 3.0, 30.0, 100.0)),
-    # Hardware that breaks.
-    Theme(What.GPU_FAILS, *AT_ONCE[:3], max_restarts=(1, 2), nproc=(2,), apart=APART[:7],
-          first=(AT_ONCE, (What.GPU_FAILS,))),
-    # A program that runs torchrun.
-    Theme(What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, STOP, What.RAISES, What.ENDS,
-          What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, THRICE, What.HOST_SLOW, What.KILLED,
-          What.TORCHRUN_HANGS, What.LAUNCHER_FAILS, moments=(*STARTING[:3], *TRAINING),
-          hosts=(1, 2, 2, 3), runner=(0.0, 5.0, 1000.0)),
-    # Keepers that are killed, and stores that ranks do not get.
-    Theme(*KEEPERS, *KEEPERS, What.KEEPER_HANGS, *AT_ONCE, STOP, What.CTRL_C, What.TORCHRUN_TOLD,
-          What.LAUNCHER_KILLED, What.LAUNCHER_FAILS, moments=(*STARTING, *TRAINING)),
-    Theme(*AT_ONCE, *STORES, STOP, What.CTRL_C, What.LINGERS, moments=(*STARTING, *TRAINING),
-          max_restarts=(1, 2), amounts=(0.2, 2.0, 20.0, 200.0), first=(STORES, AT_ONCE)),
-    # What no signal ends.
-    Theme(*AT_ONCE, *AT_ONCE, *HELD, STOP, max_restarts=(1, 1, 2, 0), upload=(100.0,),
-          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
-    # A restart in which hosts are through at different times, and what happens meanwhile.
-    Theme(*STOPS, *AT_ONCE, What.LAUNCHER_KILLED, *[What.DELAY] * 4, max_restarts=(1, 2),
-          hosts=(2, 2, 3, 4), nproc=(1,), upload=(0.0,), amounts=(4.0, 6.0, 20.0), apart=SOON,
-          first=((What.SAVES_LONGER,), AT_ONCE, (STOP, *STOPS, What.LAUNCHER_FAILS))),
-    # Ranks that wait for one that does not come, and are watched.
-    Theme(What.HANGS, What.STUCK, What.RAISES, What.STACKS, STOP, What.KILLED,
-          watch=(5.0,), hang_timeout=(10.0,), apart=(0.3, 2.0, 6.5, 12.0, 20.0),
-          first=((What.HANGS, What.STUCK),)),
-    # Start and stop at the same time.
-    Theme(STOP, What.RAISES, What.LAUNCHER_KILLED, THRICE, moments=STARTING, hosts=(2, 3),
-          apart=SOON[:4], seconds=(3.0,), first=((What.LAUNCHER_PAUSES,), (STOP, What.CTRL_C))),
-    # Torchruns that end, or are killed, while they start ranks, and launchers that stand still.
-    Theme(*KEEPERS, What.RAISES, *STOPS, *TORCHRUN, What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES,
-          What.LAUNCHER_FAILS, moments=(*STARTING, *STARTING, 3.0, 5.0), nproc=(1, 2, 3, 4),
-          amounts=(0.2, 1.0, 4.0), apart=APART[:9], seconds=(3.0, 10.0),
-          first=((What.STARTS_SLOWLY, What.STARTS_SLOWLY, What.LAUNCHER_PAUSES),)),
-    # Stops amid which torchruns, hosts and launchers are lost.
-    Theme(What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.CUT, What.HOST_KILLED, What.HALF_OPEN,
-          What.LAUNCHER_FAILS, *KEEPERS, STOP, What.LAUNCHER_STOPS, first=(STOPS[:3],),
-          at_stop=(AtStop.SAVES, AtStop.IGNORES)),
-    # A launcher that stands still while its ranks end, past their time.
     Theme(STOP, What.RAISES, hosts=(1, 1, 2), nproc=(2, 3), amounts=(4.0, 20.0), apart=SOON[:5],
           first=((STOP, What.CTRL_C, *AT_ONCE[:2]), (What.LAUNCHER_PAUSES,))),
-    # Ctrl-C three times of a host whose messages take long, while another one is missing.
-    Theme(STOP, What.RAISES, moments=(0.0,), hosts=(2, 3, 3), nproc=(1,), amounts=(4.0,),
-          apart=(2.0, 3.0, 3.8, 4.0, 4.2, 4.4, 4.6, 4.8),
-          first=((What.DELAY,), (What.HOST_LATE,), (THRICE,))),
-    # A host that cannot start, nor listen.
-    Theme(What.LAUNCHER_PAUSES, STOP, moments=(0.2, 0.3, 0.4, 0.5), hosts=(2,), nproc=(1,),
-          amounts=(4.0, 6.0, 20.0),
-          first=((What.PORT_TAKEN,), (What.CANNOT_START,), (What.LAUNCHER_PAUSES,))),
+    # Torchruns that end, or are killed, while they start ranks, and launchers that stand still.
+    Theme(*TORCHRUN, What.KEEPER_HANGS, *AT_ONCE, *STOPS, *LAUNCHER, moments=(*STARTING, *TRAINING),
+          nproc=(1, 2, 4), amounts=(0.2, 1.0, 4.0), apart=APART[:9],
+          first=((What.STARTS_SLOWLY, *LAUNCHER[1:], STOP),)),
+    # Stops amid which torchruns, hosts and launchers are lost.
+    Theme(*TORCHRUN, What.CUT, What.HOST_KILLED, What.HALF_OPEN, What.LAUNCHER_FAILS, STOP,
+          What.LAUNCHER_STOPS, first=(STOPS[:3],), at_stop=(AtStop.SAVES, AtStop.IGNORES)),
 )  # fmt: skip
 
 
