@@ -75,13 +75,14 @@ def success_is_true(watch: Watch) -> Iterator[str]:
     """Nor does any host without them, unless all ranks of all hosts have succeeded."""
     plan, last, forged = watch.job.plan, attempt_of(watch), planned(watch, *IMPOSTOR)
     for launcher, result in ended(watch):
+        if result.exit_code != 0:
+            continue
         for machine in [launcher.machine] if forged else watch.job.machines:
             of_it = [one for one in watch.ranks if one.machine is machine and one.attempt == last]
-            is_true = len(of_it) == plan.nproc and all(rank.exit_code == 0 for rank in of_it)
-            if result.exit_code == 0 and not is_true:
+            if len(of_it) < plan.nproc or any(rank.exit_code != 0 for rank in of_it):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
         runner = launcher.machine.runner
-        if result.exit_code == 0 and runner and runner.exit_code != 0 and not forged:
+        if runner and runner.exit_code != 0 and not forged:
             yield f"{launcher.machine.name} ends with 0, but not its runner"
 
 

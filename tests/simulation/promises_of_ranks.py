@@ -9,7 +9,7 @@ import math
 import signal
 from collections.abc import Iterator
 
-from simulation.facts import has, interrupted, planned, promise, seconds_of
+from simulation.facts import has, interrupted, promise, seconds_of
 from simulation.faults import LOSSES, PAUSES, TORCHRUNS, What
 from simulation.launcher import Launcher
 from simulation.machine import Machine
@@ -103,29 +103,27 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
             yield f"process {upload.pid} hears {upload.heard}, stopped at {since:.3f} s"
 
 
-@promise("Ctrl-C three times within 2 s kills the job at once")
+@promise(
+    "Ctrl-C three times within 2 s kills the job at once", unless=(*PAUSES, What.LAUNCHER_FAILS)
+)
 def third_interrupt_kills(watch: Watch) -> Iterator[str]:
     """All ranks of that host."""
     for one in has(watch, What.CTRL_C_THRICE):
         launcher = launcher_of(one.machine)
         at = [at for at, number in launcher.stops if number == signal.SIGINT]
         thrice = [third for first, third in zip(at, at[2:]) if third - first < 2]
-        odd = planned(watch, *PAUSES, What.LAUNCHER_FAILS, What.KEEPER_KILLED)
-        if not thrice or odd or launcher.ended_at < thrice[0]:
-            continue
-        for rank in watch.ranks:
-            if rank.machine is one.machine and rank.started < thrice[0]:
-                if rank.ended > thrice[0] + 0.1:
+        if thrice and launcher.ended_at >= thrice[0]:
+            ranks = [rank for rank in watch.ranks if rank.machine is one.machine]
+            for rank in [rank for rank in ranks if rank.started < thrice[0] < rank.ended - 0.1]:
+                if not _has_lost_keeper(rank):
                     yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}"
 
 
-@promise("The store goes last")
+@promise("The store goes last", unless=(*PAUSES, What.DELAY))
 def store_goes_last(watch: Watch) -> Iterator[str]:
     """No rank loses the store while it has time, unless what keeps it was broken."""
     broken = (*LOSSES, *TORCHRUNS, What.LAUNCHER_FAILS, What.STORE_KILLED)
-    if has(watch, *broken) or planned(watch, *PAUSES, What.DELAY):
-        return
-    if interrupted(watch):
+    if has(watch, *broken) or interrupted(watch):
         return
     for at, rank in watch.lost_store:
         if rank.killed_at > at:  # or else the kernel holds it

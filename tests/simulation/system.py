@@ -35,42 +35,35 @@ class Selector:
     """What one launcher waits for; `wake` is called when something is ready."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._data: dict[Any, Any] = {}
-        self._map: dict[int, Any] = {}  # by descriptor, of which each is used once
+        self.wake = wake
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+        self._map: dict[
+            int, selectors.SelectorKey
+        ] = {}  # by descriptor, of which each is used once
         self._descriptors = itertools.count()
-        self._ready: dict[Any, None] = {}
 
     def register(self, what: Any, events: int, data: Any) -> None:
         """Wait for something; the launcher's own objects hold ours in `_socket`."""
         ours = getattr(what, "_socket", what)
         key = selectors.SelectorKey(what, next(self._descriptors), events, data)
-        self._data[ours] = self._map[key.fd] = key
+        self._keys[ours] = self._map[key.fd] = key
         ours.selector = self
         if ours.came:
-            self.wakes(ours)
+            self.wake()
 
     def unregister(self, what: Any) -> None:
         """Wait for it no longer."""
         ours = getattr(what, "_socket", what)
-        del self._map[self._data.pop(ours).fd]
+        del self._map[self._keys.pop(ours).fd]
         ours.selector = None
-        self._ready.pop(ours, None)
 
     def get_map(self) -> dict[int, Any]:
         """Return what is waited for."""
         return self._map
 
-    def wakes(self, what: Any) -> None:
-        """Something is ready."""
-        self._ready[what] = None
-        self._wake()
-
     def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready now."""
-        found = [what for what in self._ready if what in self._data and what.came]
-        self._ready = dict.fromkeys(found)
-        return [(self._data[what], selectors.EVENT_READ) for what in found]
+        return [(key, selectors.EVENT_READ) for ours, key in self._keys.items() if ours.came]
 
 
 class Ready:
@@ -84,7 +77,7 @@ class Ready:
         """Something has come."""
         self.came.append(what)
         if self.selector:
-            self.selector.wakes(self)
+            self.selector.wake()
 
     def take(self) -> bytes:
         """Return the numbers of the signals that came since the last call."""
