@@ -294,8 +294,7 @@ class Host:
         cold = [one for stub in self.stubs for one in stub.children()]
         forks = psutil.Process(self.process.pid).children(recursive=True)
         forks = [one for one in forks if any("/warm/warm.py" in word for word in words_of(one))]
-        guards = [one for one in forks if not is_rank(one)]
-        return cold + [one for guard in guards for one in guard.children()]
+        return cold + [one for one in forks if has_signal(one, signal.SIGTERM, "SigBlk")]
 
     @property
     def ranks(self) -> list[psutil.Process]:

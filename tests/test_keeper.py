@@ -44,12 +44,17 @@ class Kept:
     def end(self, number=1, signal=TERM, grace=LONG, **how):
         self.send(end={"number": number, "signal": signal, "grace": grace, **how})
 
+    def kill(self, number):
+        self.end(number, at_once=True, grace=0)
+        assert self.wait("cleared") == {"number": number, "survivors": 0}
+
     def wait(self, name):
         """Return what the next message of this name says."""
         while True:
             line = self.lines.readline()
             assert line, self.told
-            self.told.append(json.loads(line))
+            said = line.startswith(b":")  # by the script's process
+            self.told.append({"said": line[1:]} if said else json.loads(line))
             if name in self.told[-1]:
                 return self.told[-1][name]
 
@@ -72,7 +77,8 @@ def ignore_warnings():
 @pytest.fixture
 def start(script, tmp_path):
     """Start a script's stub: start(text) -> Kept; its output is in the files out and err."""
-    folder = os.environ["TMPDIR"]
+    folder = os.path.join(os.environ["TMPDIR"], "job")
+    os.mkdir(folder)
     started = []
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -117,7 +123,7 @@ def processes(folder):
 
 
 def nothing_is_left():
-    return not processes(os.environ["TMPDIR"])
+    return not processes(os.path.join(os.environ["TMPDIR"], "job"))
 
 
 def printed(line, file="out", count=1):
@@ -150,8 +156,7 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
         assert kept.wait("cleared") == {"number": attempt, "survivors": 0}
         printed(f"['{attempt}', None, '1']")
     names = [next(iter(one)) for one in kept.told]
-    assert names == ["hello", *["runs", "said", "said", "ended", "cleared"] * 2]
-    assert [one["said"] for one in kept.told if "said" in one][1] == {"hangs_up": True}
+    assert names == ["hello", *["runs", "said", "hangs_up", "ended", "cleared"] * 2]
     assert kept.leave(42) == 42
     poll(nothing_is_left)
 
@@ -194,24 +199,6 @@ def test_a_python_that_is_not_there(start):
     printed("launcher: cannot execute /nowhere/python (No such file or directory).", "err")
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "response"),
-    [
-        ("signal.signal(TERM, lambda *_: sys.exit(3))", 3, "handles"),
-        ("", -TERM, "default"),
-        ("signal.signal(TERM, signal.SIG_IGN)", -signal.SIGKILL, "ignores"),
-    ],
-)
-def test_what_a_script_does_at_a_signal_and_how_it_ends(start, text, code, response):
-    kept = start(WAITS.format(text))
-    kept.run()
-    printed("waits")
-    kept.end(7, grace=LONG if response != "ignores" else 0.2)
-    ended = kept.wait("ended")
-    assert (ended["code"], ended["response"]) == (code, response)
-    assert kept.wait("cleared") == {"number": 7, "survivors": 0}
-
-
 WAITS = """
 import signal, sys, time
 from signal import SIGTERM as TERM, SIGINT as INT
@@ -227,10 +214,32 @@ signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
 """
 
 
-def test_the_deadline_can_only_become_later_but_for_an_end_at_once(start):
-    kept = start(WAITS.format(TELLS))
-    kept.run()
+def waiting(start, setup="", text=WAITS, **options):
+    """Start a script that waits until it is ended; `script` is its process."""
+    kept = start(text.format(setup))
+    kept.script = kept.run(**options)
     printed("waits")
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "response"),
+    [
+        ("signal.signal(TERM, lambda *_: sys.exit(3))", 3, "handles"),
+        ("", -TERM, "default"),
+        ("signal.signal(TERM, signal.SIG_IGN)", -signal.SIGKILL, "ignores"),
+    ],
+)
+def test_what_a_script_does_at_a_signal_and_how_it_ends(start, text, code, response):
+    kept = waiting(start, text)
+    kept.end(7, grace=LONG if response != "ignores" else 0.2)
+    ended = kept.wait("ended")
+    assert (ended["code"], ended["response"]) == (code, response)
+    assert kept.wait("cleared") == {"number": 7, "survivors": 0}
+
+
+def test_the_deadline_can_only_become_later_but_for_an_end_at_once(start):
+    kept = waiting(start, TELLS)
     kept.end(1)
     kept.end(2, grace=0)
     kept.send(ask={"signal": USR1})
@@ -241,9 +250,7 @@ def test_the_deadline_can_only_become_later_but_for_an_end_at_once(start):
 
 
 def test_a_script_gets_the_signal_once(start):
-    kept = start(WAITS.format(TELLS))
-    kept.run()
-    printed("waits")
+    kept = waiting(start, TELLS)
     kept.end(1, INT, waits=True)
     printed("int")
     kept.end(2, TERM, waits=True)
@@ -251,8 +258,7 @@ def test_a_script_gets_the_signal_once(start):
     printed("alive")
     with open("out") as text:
         assert "term" not in text.read()
-    kept.end(3, at_once=True, grace=0)
-    kept.wait("cleared")
+    kept.kill(3)
 
 
 def test_what_has_said_why_it_ends_gets_the_signal_of_a_stop_alone(start):
@@ -264,8 +270,7 @@ def test_what_has_said_why_it_ends_gets_the_signal_of_a_stop_alone(start):
         "raise ValueError('bad')"
     )
     kept.run()
-    while "end" not in kept.wait("said"):
-        pass
+    assert kept.wait("said").startswith(b'{"end"')
     kept.end(1)
     kept.send(ask={"signal": USR1})
     printed("has heard nothing")
@@ -362,9 +367,7 @@ while True:
 
 def test_a_stop_that_kills_a_script_goes_to_its_group(start):
     """What it has started may save: a launcher of processes that is a shell script's, say."""
-    kept = start(GROUP.format(""))
-    kept.run()
-    printed("waits")
+    kept = waiting(start, "", GROUP)
     kept.end(waits=True)
     assert kept.wait("ended")["code"] == -TERM
     kept.wait("cleared")
@@ -372,9 +375,7 @@ def test_a_stop_that_kills_a_script_goes_to_its_group(start):
 
 
 def test_a_stop_that_a_script_handles_is_its_own(start):
-    kept = start(GROUP.format("signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"))
-    kept.run()
-    printed("waits")
+    kept = waiting(start, "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))", GROUP)
     kept.end(waits=True)
     kept.wait("ended")
     (pid,) = kept.wait("left")["pids"]
@@ -401,18 +402,16 @@ _PTRACE_SEIZE = 0x4206
 
 
 def test_what_a_debugger_holds_is_given_up(start):
-    kept = start(WAITS.format(""))
-    pid = kept.run()
-    printed("waits")
+    kept = waiting(start)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    if libc.ptrace(_PTRACE_SEIZE, pid, None, None):
+    if libc.ptrace(_PTRACE_SEIZE, kept.script, None, None):
         pytest.skip("this system lets no process trace another")
     try:
         kept.end(grace=0)
         assert kept.wait("cleared") == {"number": 1, "survivors": 1}
     finally:
-        os.waitpid(pid, 0)  # then its parent can
+        os.waitpid(kept.script, 0)  # then its parent can
     assert kept.leave(1) == 1
     poll(nothing_is_left)
 
@@ -428,6 +427,7 @@ def test_a_launcher_that_is_gone_is_the_command_to_end(start, at_term):
     kept.close()
     assert kept.process.wait(SECONDS) == 1
     poll(nothing_is_left)
+    assert os.listdir(os.environ["TMPDIR"]) == []  # the launcher's folder
     if at_term == SAVES:
         printed("saved", count=2)
 
@@ -440,57 +440,31 @@ def test_a_launcher_that_is_gone_before_anything_runs(start):
 
 
 def test_a_launcher_that_is_gone_amid_an_end_changes_nothing(start):
-    kept = start(WAITS.format("signal.signal(TERM, signal.SIG_IGN)"))
-    pid = kept.run(grace=0.0)
-    printed("waits")
+    kept = waiting(start, "signal.signal(TERM, signal.SIG_IGN)", grace=0.0)
     kept.end(grace=LONG, waits=True)
     kept.close()
-    assert not has_ended(pid)
-    os.kill(pid, signal.SIGKILL)
+    assert not has_ended(kept.script)
+    os.kill(kept.script, signal.SIGKILL)
     assert kept.process.wait(SECONDS) == 1
-
-
-SAVES_IN_A_FILE = "signal.signal(TERM, lambda *_: [open('saved', 'w'), sys.exit(0)])"
-
-
-@pytest.mark.parametrize("at_term", [SAVES_IN_A_FILE, IGNORES])
-def test_what_a_killed_keeper_leaves_the_stub_ends(start, at_term):
-    """The kernel sends the script SIGTERM; nobody reads what it prints by now."""
-    grace, text = LONG, WAITS.format(at_term)
-    if at_term == IGNORES:
-        grace, text = 0.0, DAEMON.format(how="daemon", at_term=IGNORES) + text
-    kept = start(text, LAUNCHER_STUB_GRACE=grace)
-    kept.run()
-    printed("waits")
-    os.kill(kept.pid, signal.SIGKILL)
-    assert kept.process.wait(SECONDS) == 1
-    assert os.path.exists("saved") is (at_term == SAVES_IN_A_FILE)
-    poll(nothing_is_left)
 
 
 def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start):
-    kept = start(WAITS.format(TELLS))
-    kept.run()
-    printed("waits")
+    kept = waiting(start, TELLS)
     kept.process.kill()
     assert kept.wait("lost") == "its process below torchrun"
-    kept.end(1, at_once=True, grace=0)
-    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    kept.kill(1)
     kept.leave(0)
     poll(nothing_is_left)
 
 
 def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):
-    kept = start(WAITS.format(TELLS))
-    kept.run()
-    printed("waits")
+    kept = waiting(start, TELLS)
     for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, USR1, signal.SIGUSR2, signal.SIGPIPE):
         for pid in (kept.process.pid, kept.pid):
             os.kill(pid, number)
     kept.send(ask={"signal": USR1})
     printed("alive")
-    kept.end(1, at_once=True, grace=0)
-    kept.wait("cleared")
+    kept.kill(1)
     assert kept.leave(7) == 7
 
 

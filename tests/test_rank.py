@@ -108,8 +108,7 @@ def test_what_python_cannot_execute(tmp_path, kind):
 
 def test_a_module_that_is_not_there():
     plain, ours = both("nowhere", target=("module",))
-    assert ours[0] == plain[0] == 1
-    assert "No module named nowhere" in plain[2] and "no module named nowhere" in ours[2]
+    assert ours == plain and "No module named nowhere" in plain[2]
 
 
 @pytest.mark.parametrize(

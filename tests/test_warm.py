@@ -40,7 +40,7 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
 @pytest.mark.parametrize(
     ("name", "text", "options", "says"),
     [
-        ("odd.py", THREAD, ["odd"], "an import has started a thread (2 are running)"),
+        ("odd.py", THREAD, ["odd"], "an import has started a thread ("),
         slow("odd.py", "opened = open('odd.log', 'w')", ["odd"], "an import has opened "),
         slow("odd.py", PROCESS, ["odd"], "an import has started a process"),
         slow("odd.py", "1 / 0", ["odd"], "importing odd failed with ZeroDivisionError"),
@@ -200,8 +200,9 @@ time.sleep(600)
 
 
 @pytest.mark.torch
-def test_what_a_killed_keeper_leaves_is_ended(start, script):
-    words = ("--launcher-start", "warm", "--launcher-failure-grace", "1")
+@pytest.mark.parametrize("how", [slow("cold"), "warm"])
+def test_what_a_killed_keeper_leaves_is_ended(start, script, how):
+    words = ("--launcher-start", how, "--launcher-failure-grace", "1")
     host = start("--train-script", script(STUBBORN), *words)
     host.wait_for("up")
     (keeper,) = host.keepers
@@ -214,62 +215,57 @@ def test_what_a_killed_keeper_leaves_is_ended(start, script):
 
 # What a stub hands over, and to whom; no torch.
 
-FOLDERS = [str(WARM.parent / "run"), str(WARM)]
+FOLDERS = f"sys.path[:0] = {[str(WARM.parent / 'run'), str(WARM)]}"
 STUB = f"""
-import sys
-sys.path[:0] = {FOLDERS}
+import os, sys
+{FOLDERS}
 import handover
-handover._SECONDS = float(sys.argv[2])
-handover.be_stub(sys.argv[1])
-print("cold")
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+handover._SECONDS = float(sys.argv[1])
+told = handover.have_forked("warm")
+print("cold" if told < 0 else os.read(told, 1)[0])
 """
 LISTENS = """
-import socket, sys
-listener = socket.socket(socket.AF_UNIX)
-listener.bind("warm")
-listener.listen()
-print(flush=True)
-sys.stdin.read()
-"""
-FORKS = f"""
 import os, socket, sys
-sys.path[:0] = {FOLDERS}
-import handover
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("warm")
 listener.listen()
 print(flush=True)
+"""
+WAITS_FOR_EVER = "sys.stdin.read()"
+FORKS = f"""
+{FOLDERS}
+import warm
 connection = listener.accept()[0]
-handover.become(*handover.receive(connection))
-connection.sendall(handover.FORKED)
-assert connection.recv(1) == handover.GO
-print(os.sched_getaffinity(0), flush=True)
-connection.sendall(bytes([7]))
+stub = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
+words, environ, tells = warm.as_stub(stub, connection)
+print(words, environ["OF_STUB"], os.sched_getaffinity(0), flush=True)
+os.write(tells, bytes([7]))
 """
 
 
 def started(text, *words, **options):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", text, *words], **pipes, **options)
+    return subprocess.Popen([sys.executable, text, *words], **pipes, **options)
 
 
-def test_a_stub_without_a_reply_kills_who_listens_and_starts_its_keeper_itself():
-    with started(LISTENS) as listens:
+def test_a_stub_without_a_reply_kills_who_listens_and_starts_its_keeper_itself(script):
+    stub = "-I", "-S", script(STUB, "stub.py")
+    with started(script(LISTENS + WAITS_FOR_EVER, "listens.py")) as listens:
         listens.stdout.readline()
-        with started(STUB, "warm", "0.2") as stub:
-            assert stub.communicate()[0] == "cold\n"
+        with started(*stub, "0.2") as stub_of_it:
+            assert stub_of_it.communicate()[0] == "cold\n"
         assert listens.wait(60) == -signal.SIGKILL
-    with started(STUB, "warm", "60") as stub:  # nobody listens there any more
-        assert stub.communicate()[0] == "cold\n"
+    with started(*stub, "60") as stub_of_none:  # nobody listens there any more
+        assert stub_of_none.communicate()[0] == "cold\n"
 
 
-def test_a_fork_has_the_stubs_output_and_cores():
-    """All else of it the launcher gives to both, or is in the environment."""
-    cpu = min(os.sched_getaffinity(0))
-    with started(FORKS) as forks:
+def test_a_fork_has_what_the_stub_has(script):
+    with started(script(LISTENS + FORKS, "forks.py")) as forks:
         forks.stdout.readline()
-        with started(f"import os; os.sched_setaffinity(0, [{cpu}])\n{STUB}", "warm", "60") as stub:
+        environ = {**os.environ, "OF_STUB": "a=b\n"}
+        with started("-I", "-S", script(STUB, "stub.py"), "60", "", "é", env=environ) as stub:
             out = stub.communicate()[0]
-            assert stub.returncode == 7
         assert forks.wait(60) == 0
-    assert out == f"{{{cpu}}}\n"
+    cores = {min(os.sched_getaffinity(0))}
+    assert out == f"['60', '', 'é'] a=b\n {cores}\n7\n"

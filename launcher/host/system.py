@@ -32,6 +32,7 @@ from launcher.text.log import log
 
 _MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; a limit below few is logged
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of a scheduler
+_KILL_SECONDS = 1.0  # for killed processes to end
 _LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
 
 
@@ -220,9 +221,13 @@ class System:
         return bool(self._children())
 
     def kill_children(self) -> None:
-        """Kill all processes of the job, except helpers."""
-        for pid in self._children():
-            processes.kill_tree(pid, below=True)
+        """Kill all processes of the job, except helpers, and wait a moment for their end."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while (pids := self._children()) and time.monotonic() < deadline:
+            for pid in pids:
+                processes.kill_tree(pid, below=True)
+            time.sleep(0.01)
+            processes.reaped()
 
     def _children(self) -> set[int]:
         return processes.children() - self._helpers - self._others

@@ -134,7 +134,7 @@ class Keepers:
             if connection not in self._connections:
                 return
             try:
-                event = self._event_of(connection, decoded(line))
+                event = self._event_of(connection, line)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
                 self._ignored += 1
                 if self._ignored <= _MOST_IGNORED:
@@ -161,20 +161,19 @@ class Keepers:
 
     # Messages.
 
-    def _event_of(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
-        """Return the event of a message, if any; raise one of several errors if it is not valid."""
+    def _event_of(self, connection: socket.socket, line: bytes) -> Any:
+        """Return the event of a line, if any; raise one of several errors if it is not valid."""
         rank = self._connections[connection]
+        if line.startswith(b":") and rank >= 0:
+            return self._said(rank, line[1:])
+        message = decoded(line)
         if "want_stacks" in message:
             return self._stacks_requested(connection)
         if "hello" in message:
             return self._joined(connection, message["hello"])
         if rank < 0:
             raise ValueError(rank)
-        if "said" in message:
-            return self._said(rank, message["said"])
-        if "wrote" in message:
-            self.watch.wrote(self._pids[rank], str(message["wrote"]))
-        elif "runs" in message:
+        if "runs" in message:
             pid = self._pids[rank] = int(message["runs"]["pid"])
             self.watch.started(pid, rank, self._local[rank], self._system.now())
             return events.RankRuns(rank, self._pids[rank])
@@ -184,6 +183,8 @@ class Keepers:
             return events.KeeperCleared(rank, **message["cleared"])
         elif "lost" in message:
             return events.KeeperLost(rank, str(message["lost"]), is_gone=False)
+        elif "hangs_up" in message:
+            self._hangs_up(rank)
         else:
             self._log(rank, message)
         return None
@@ -217,15 +218,17 @@ class Keepers:
         else:
             self._system.log(printable(str(message["log"])))
 
-    def _said(self, rank: int, message: Mapping[str, Any]) -> Any:
+    def _said(self, rank: int, line: bytes) -> Any:
         """Return the event that a script's process reports, if any."""
         now, pid = self._system.now(), self._pids[rank]
+        if not line.startswith(b"{"):  # faulthandler's
+            self.watch.wrote(pid, line.decode("utf-8", "backslashreplace"))
+            return None
+        message = decoded(line)
         if "poll" in message:
             self.watch.replied(pid, message, now)
         elif "watch" in message:
             self.watch.connected(pid, int(message["watch"]), now)
-        elif "hangs_up" in message:
-            self._hangs_up(rank)
         elif "script_ended" in message:
             self.watch.script_ended(pid, now)
             return events.ScriptEnded(rank, bool(message.get("alone")))

@@ -1,4 +1,4 @@
-"""Lines of JSON on a socket that never blocks: the keeper's protocol.
+"""Lines on a socket that never blocks: the keeper's protocol.
 
 Imported by keeper.py, in the keeper's process: it needs no package of ours. Each rank waits for
 these imports, and keeps them in memory: C modules, instead of the standard library's wrappers, save
@@ -35,23 +35,6 @@ _encode = _json.make_encoder(
 )
 
 
-def encoded(message: dict[str, Any]) -> bytes:
-    """Return the line of a message."""
-    return "".join(_encode(message, 0)).encode() + b"\n"
-
-
-def decoded(line: bytes) -> Any:
-    """Return the value of a line. Raises ValueError or RecursionError."""
-    text = line.decode("utf-8", "surrogatepass")
-    try:
-        value, end = _scan(text, 0)
-    except (StopIteration, SystemError):  # Python 3.10 imports json for the error that it raises
-        raise ValueError(text) from None
-    if text[end:].strip():
-        raise ValueError(text)
-    return value
-
-
 class suppress:
     """Suppress errors, as contextlib.suppress does."""
 
@@ -66,26 +49,38 @@ class suppress:
 
 
 class Link:
-    """Lines of JSON on a socket that does not block; what the other end does not read is queued."""
+    """Lines on a socket that does not block; what the other end does not read is queued."""
 
     def __init__(self, connection: _socket.socket) -> None:
         connection.setblocking(False)
-        self.socket = connection
+        self._socket = connection
         self.is_gone = False
         self.queue, self._rest = bytearray(), b""
 
-    def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
-        """Send a message, or queue it; drop a droppable one if there is no room."""
-        if self.is_gone or (is_droppable and len(self.queue) > _QUEUE):
-            return
-        self.queue += encoded(message)
-        self.flush()
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.is_gone = True
+        self._socket.close()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, as JSON."""
+        self.pass_on("".join(_encode(message, 0)).encode())
+
+    def pass_on(self, line: bytes, *, is_droppable: bool = False) -> None:
+        """Send a line, or queue it; drop a droppable one if there is no room."""
+        if not (self.is_gone or (is_droppable and len(self.queue) > _QUEUE)):
+            self.queue += line + b"\n"
+            self.flush()
 
     def flush(self) -> None:
         """Send what the other end takes now. A write error means its end."""
         try:
             while self.queue:
-                del self.queue[: self.socket.send(self.queue)]
+                del self.queue[: self._socket.send(self.queue)]
         except BlockingIOError:
             pass
         except OSError:
@@ -97,8 +92,8 @@ class Link:
         lines: list[bytes] = []
         passed = -1
         try:
-            for _ in range(64):  # a flood must not keep us here
-                data, ancillary, _, _ = self.socket.recvmsg(_READ, _DESCRIPTOR)
+            for _ in range(0 if self.is_gone else 64):  # a flood must not keep us here
+                data, ancillary, _, _ = self._socket.recvmsg(_READ, _DESCRIPTOR)
                 for _, _, descriptor in ancillary:
                     passed = int.from_bytes(descriptor, sys.byteorder)
                 *more, self._rest = (self._rest + data).split(b"\n")
@@ -111,3 +106,8 @@ class Link:
         except OSError:
             self.is_gone = True
         return lines, passed
+
+
+def decoded(line: bytes) -> Any:
+    """Return the value of a line of the launcher's."""
+    return _scan(line.decode(), 0)[0]

@@ -176,7 +176,7 @@ def left(state: State, event: Leave, now: float) -> Step:
 
 
 def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
-    """Kill torchrun if it still runs; wait for leftovers: a stub ends those of a killed keeper."""
+    """Kill torchrun if it still runs; wait for what is left, perhaps of a killed keeper."""
     gone_by = now + state.grace(Why.FAILURE) + GONE_SECONDS
     state = state._replace(phase=phase._replace(torchrun_by=math.inf, gone_by=gone_by))
     return state, (events.KillTorchrun(),) if state.torchrun_runs else ()
@@ -340,7 +340,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
-    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers.
+    """Fail: that rank has lost its keeper or stub.
 
     A torchrun that is told to end kills its stubs first; so its own end is waited for.
     """

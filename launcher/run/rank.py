@@ -25,7 +25,6 @@ from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
 from typing import Any, Callable
 
-Send = Callable[[dict[str, Any]], None]
 _SEND_SECONDS = 1  # for the keeper to take a message
 
 
@@ -82,95 +81,70 @@ class KeeperConnection:
                 self._socket.close()
 
 
-Failed = Callable[[BaseException], dict[str, Any]]
-
-
-def connect(describe: types.ModuleType) -> tuple[Send, Failed, Callable[[], None]]:
+def connect(describe: types.ModuleType) -> Callable[[BaseException | None], None]:
     """Connect to the keeper, where there is one.
 
-    Returns the function that reports more, the one that describes an exception further, and the one
-    to call when the script has ended.
+    Returns the function to call when the script has ended, with the exception that has ended it.
     """
-    nobody: tuple[Send, Failed, Callable[[], None]]
-    nobody = (lambda message: None), (lambda error: {}), (lambda: None)
     descriptors = os.environ.pop("LAUNCHER_KEEPER", "")
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     if not descriptors:
-        return nobody
+        return lambda error: None
     says, crash = map(int, descriptors.split(","))
     try:
         keeper = KeeperConnection(says)
     except OSError:  # PYTHON_EXEC's program has closed it
-        return nobody
+        return lambda error: None
     load(beside("unseen.py")).begin(crash, keeper.send, describe)
-    if not watcher:
-        return keeper.send, nobody[1], lambda: keeper.send({"script_ended": True})
-    replier = load(watcher).begin(keeper)
+    replier = load(watcher).begin(keeper) if watcher else None
 
-    def script_ended() -> None:
-        keeper.send({"script_ended": True, "alone": replier.is_alone()})
-        replier.script_ended()
+    def ended(error: BaseException | None) -> None:
+        end = describe.end(error) if error else {"exit_code": 0}
+        if end["exit_code"]:
+            more = replier.failed(error) if replier else {}
+            end["notes"] = [*end["notes"], *more.pop("notes", ())]
+            keeper.send({"end": end, **more})
+        elif replier:
+            keeper.send({"script_ended": True, "alone": replier.is_alone()})
+            replier.script_ended()
+        else:
+            keeper.send({"script_ended": True})
 
-    return keeper.send, replier.failed, script_ended
+    return ended
 
 
-def script_code(main: types.ModuleType, path: str) -> types.CodeType:
-    """Prepare main and sys.path as `python path` does; return the script's code.
-
-    Raises ImportError for a folder or an archive without __main__, and a damaged .pyc file.
-    """
+def run_script(main: types.ModuleType, path: str) -> None:
+    """Run a file, or a folder or archive with a __main__, as `python path` does."""
     full = os.path.join(os.getcwd(), path)  # Python does not normalize it either
-    spec = importlib.machinery.PathFinder.find_spec("__main__", [full])
-    if spec is not None:
+    importlib.machinery.PathFinder.find_spec("__main__", [full])
+    if sys.path_importer_cache.get(full) is not None:  # Python can import from it
         _set_first_path(full, always=True)
-        return _code_of(main, spec)
-    if sys.path_importer_cache.get(full) is not None:
-        raise ImportError(f"can't find '__main__' module in {path!r}")
+        import runpy
+
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
     main.__file__ = full
     main.__dict__["__cached__"] = None
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     with io.open_code(full) as file:
         source = file.read()
     if path.endswith(".pyc") or source[:2] == importlib.util.MAGIC_NUMBER[:2]:
-        loader = importlib.machinery.SourcelessFileLoader("__main__", full)
-        main.__loader__ = loader
-        return _code_by(loader, "__main__")
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
-    return compile(source, full, "exec", dont_inherit=True)
+        loader: Any = importlib.machinery.SourcelessFileLoader("__main__", full)
+        code = loader.get_code("__main__")
+    else:
+        loader = importlib.machinery.SourceFileLoader("__main__", full)
+        code = compile(source, full, "exec", dont_inherit=True)
+    main.__loader__ = loader
+    exec(code, main.__dict__)
 
 
-def module_code(main: types.ModuleType, name: str) -> types.CodeType:
-    """Prepare main and sys.path as `python -m name` does; return the module's code.
-
-    Raises ImportError if there is no such module, or nothing in it to execute.
-    """
+def run_module(name: str) -> None:
+    """Run a module as `python -m name` does."""
     _set_first_path(os.getcwd())
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(name + ".__main__")
-    if spec is None:
-        raise ImportError(f"no module named {name}, or a package without __main__")
-    code = _code_of(main, spec)
-    sys.argv[0] = spec.origin or name
-    return code
+    sys.argv[0] = "-m"
+    import runpy
 
-
-def _code_of(main: types.ModuleType, spec: importlib.machinery.ModuleSpec) -> types.CodeType:
-    """Prepare main as the module of spec; return its code."""
-    code = _code_by(spec.loader, spec.name)
-    main.__spec__ = spec
-    main.__package__ = spec.parent
-    main.__loader__ = spec.loader
-    main.__file__ = spec.origin
-    main.__dict__["__cached__"] = spec.cached
-    return code
-
-
-def _code_by(loader: Any, name: str) -> types.CodeType:
-    code = loader.get_code(name) if hasattr(loader, "get_code") else None
-    if not isinstance(code, types.CodeType):
-        raise ImportError(f"cannot load the code of {name}")
-    return code
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
@@ -213,7 +187,7 @@ def main() -> None:
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
     describe = load(beside("describe.py"))
-    send, failed, script_ended = connect(describe)
+    ended = connect(describe)
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
@@ -221,19 +195,15 @@ def main() -> None:
     if "multiprocessing" in sys.modules:  # it was imported before, and has that name for __main__
         sys.modules["__mp_main__"] = module
     try:
-        prepare = script_code if kind == "script" else module_code
-        exec(prepare(module, target), module.__dict__)
-    except BaseException as error:
-        end = describe.end(error)
-        if end["exit_code"]:
-            more = failed(error)
-            end["notes"] = [*end["notes"], *more.pop("notes", ())]
-            send({"end": end, **more})
+        if kind == "script":
+            run_script(module, target)
         else:
-            script_ended()
+            run_module(target)
+    except BaseException as error:
+        ended(error)
         wrap_hook(describe)
         raise
-    script_ended()  # threads and exit handlers may run on, and may fail
+    ended(None)  # threads and exit handlers may run on, and may fail
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What torchrun starts for each rank, in place of the script: the stub.
 
 `python -I -S stub.py script PATH ARGUMENT ...`, or `module NAME ARGUMENT ...`. It forks the rank's
-keeper (keeper.py) and waits for its exit code: to torchrun, a rank runs until the launcher has
-decided how the job ends. So torchrun ends and restarts no rank; and its SIGKILL, 30 s after it has
-begun to end itself, hits only a stub. If the keeper is killed, the stub ends its leftovers.
+keeper (keeper.py), or has warm.py fork it, and waits for its exit code: to torchrun, a rank runs
+until the launcher has decided how the job ends. So torchrun ends and restarts no rank; and its
+SIGKILL, 30 s after it has begun to end itself, hits only a stub.
 
 Python compiles this file for each rank, but keeper.py only once: so this file is short.
 """
@@ -16,27 +16,27 @@ import sys
 
 
 def main() -> None:
-    """Fork the keeper; wait for an exit code, and exit with it."""
+    """Have the keeper forked; wait for an exit code, and exit with it."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
+    told = -1
     if warm := os.environ.pop("LAUNCHER_WARM", ""):
         sys.path.insert(0, os.path.join(os.path.dirname(here), "warm"))
         import handover  # type: ignore[import-not-found]
 
-        handover.be_stub(warm)
+        told = handover.have_forked(warm)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    told, tells = os.pipe()
-    import keeper  # type: ignore[import-not-found]
+    if told < 0:
+        told, tells = os.pipe()
+        import keeper  # type: ignore[import-not-found]
 
-    keeper.adopt_orphans()
-    if os.fork() == 0:
-        os.close(told)
-        keeper.main(tells)
-    os.close(tells)
-    if code := os.read(told, 1):
-        os._exit(code[0])
-    keeper.end_all(float(os.environ.get("LAUNCHER_STUB_GRACE", "10")))
+        if os.fork() == 0:
+            os.close(told)
+            keeper.execute(sys.argv[1:], *keeper.keep(dict(os.environ), tells))
+        os.close(tells)
+    code = os.read(told, 1)
+    os._exit(code[0] if code else 1)  # the keeper was killed
 
 
 if __name__ == "__main__":

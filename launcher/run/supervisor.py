@@ -256,6 +256,8 @@ class Supervisor(Stepping):
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
             self.happens(event)
+            if self._warm and 0 < len(self.state.ranks) == self.state.nproc:
+                self._warm.close()
 
     def _begin_attempt(self, attempt: int) -> None:
         job = self.state.job
@@ -329,7 +331,6 @@ class Supervisor(Stepping):
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
         environ["PYTHONSAFEPATH"] = "1"
-        environ["LAUNCHER_STUB_GRACE"] = f"{job.options.failure_grace}"
         environ |= self._warm.environ if self._warm else {}
         self._plan = plan
         folder = job.options.folder
@@ -343,7 +344,7 @@ class Supervisor(Stepping):
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""
         options = self.state.job.options
-        environ: dict[str, str | None] = dict.fromkeys((*INTERNAL, "LAUNCHER_STUB_GRACE"))
+        environ: dict[str, str | None] = dict.fromkeys(INTERNAL)
         environ |= {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
         environ[RUN_DIR], environ[JOB_MARK] = None, os.path.basename(self._folder)
         environ[INIT] = None  # a rank is no launcher, and may become a user that is not trusted

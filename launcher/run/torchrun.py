@@ -42,7 +42,7 @@ class Torchrun:
         os.set_blocking(self._stderr, False)
         self._rest = self._last_line = b""
         self.is_muted = False  # at the job's end it logs how its stubs end
-        self._is_registered, self.due = False, float("inf")
+        self.due = float("inf")  # when its stderr is read again
         status = os.fstat(stderr)
         environ = {
             **environ,
@@ -56,28 +56,21 @@ class Torchrun:
             os.close(stderr)
             if not self.pid:
                 os.close(self._stderr)
-        self._register()
-
-    def _register(self) -> None:
-        self.due = float("inf")
-        self._is_registered = True
-        self._system.selector.register(self._stderr, selectors.EVENT_READ, self._read)
-
-    def _unregister(self) -> None:
-        if self._is_registered:
-            self._is_registered = False
-            with contextlib.suppress(KeyError):  # the selector is closed
-                self._system.selector.unregister(self._stderr)
+        self.tick()
 
     def tick(self) -> None:
-        """Read more of its stderr."""
-        if not self._is_registered:
-            self._register()
+        """Read its stderr from now on."""
+        self.due = float("inf")
+        self._system.selector.register(self._stderr, selectors.EVENT_READ, self._read)
+
+    def _pause(self) -> None:
+        with contextlib.suppress(KeyError):  # it is paused already, or the selector is closed
+            self._system.selector.unregister(self._stderr)
 
     def _read(self) -> bool:
         """Read its stderr; return whether there may be more."""
         if not log.relay(b""):  # ours has no reader
-            self._unregister()
+            self._pause()
             self.due = self._system.now() + _FULL_SECONDS
             return False
         try:
@@ -85,7 +78,7 @@ class Torchrun:
         except BlockingIOError:
             return False
         if not data:
-            self._unregister()
+            self._pause()
         text = self._rest + data
         end = text.rfind(b"\n") + 1 if data else len(text)
         self._rest = text[end:][-(1 << 16) :]
@@ -97,7 +90,7 @@ class Torchrun:
 
     def words(self) -> str:
         """Return why it has ended, in its own words."""
-        while self._is_registered and self._read():
+        while self._read():
             pass
         with (
             contextlib.suppress(OSError, ValueError, KeyError, TypeError),
@@ -109,7 +102,7 @@ class Torchrun:
 
     def close(self) -> None:
         """Close its stderr."""
-        self._unregister()
+        self._pause()
         with contextlib.suppress(OSError):
             os.close(self._stderr)
 

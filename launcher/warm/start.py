@@ -20,8 +20,7 @@ WARM = os.path.join(PACKAGE, "warm", "warm.py")
 class Warm:
     """Imports torch while the hosts join; `environ` has torchrun's stubs find it.
 
-    It ends once it has forked all keepers. If it cannot fork any, a line in the log explains why,
-    and they are started cold.
+    If it cannot fork keepers, a line in the log explains why, and they are started cold.
     """
 
     def __init__(
@@ -50,10 +49,8 @@ class Warm:
     def _take(self, message: Mapping[str, Any] | None) -> None:
         if message is None:
             self._fail("the process that forks the ranks has ended")
-        elif "unfit" in message:
+        else:
             self._fail(printable(str(message["unfit"])))
-        elif "done" in message:
-            self.close()
 
     def _fail(self, why: str) -> None:
         self._system.log(f"{flag('start')} warm falls back to cold: {why}.")

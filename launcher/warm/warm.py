@@ -2,14 +2,13 @@
 
 Executed by path with the path of its socket, the script's folder, modules to import besides torch,
 and the descriptor of its socket to the launcher. It starts when the plan is made, so that its
-imports overlap with joining; stubs send it their state (handover.py). It ends when all keepers are
-forked, or with the launcher.
+imports overlap with joining; stubs connect to it (handover.py). It ends with the launcher, which
+ends it once all keepers are there.
 
     stub             torchrun's child, waits for the keeper's exit code
     warm.py
-     └─ guard        ends the leftovers of a killed keeper, as a cold start's stub does
-         └─ keeper   run/keeper.py; it sends the stub the exit code itself
-             └─ the script
+     └─ keeper       run/keeper.py, as in a fork of the stub
+         └─ script   a fork of the keeper
 
 A fork is not a new Python: as_new repairs it as far as possible. why_unfit checks first for state
 that forks would share or lose: then all starts are cold.
@@ -26,7 +25,7 @@ import builtins
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.machinery
 import json
 import multiprocessing
 import os
@@ -34,7 +33,8 @@ import select
 import signal
 import socket
 import threading
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RUN = os.path.join(os.path.dirname(HERE), "run")
@@ -53,7 +53,6 @@ for name in {*sys.modules} - BEFORE:
 _FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder"}  # of Python itself
 # Finders that .pth files install, with or without a sitecustomize: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
-_REQUEST_SECONDS = 20.0  # for a connected stub to send its request, on a busy machine
 _before = dict(os.environ)  # before the imports
 
 
@@ -64,26 +63,35 @@ def why_unfit(folder: str, preload: list[str]) -> str:
     """Import all; return why forks would differ from new processes, "" if they would not."""
     if hooks := _hooks():
         return f"{hooks} changes how Python imports modules"
-    known, folder_before, handlers = _descriptors(), os.getcwd(), _handlers()
+    before = _state()
     for name in ("torch", "torch.distributed", *preload):
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
             return f"importing {name} failed with {type(error).__name__}: {error}"
     mine = {name.partition(".")[0] for name in set(sys.modules) - BEFORE}
-    if hidden := sorted(name for name in mine & _modules_in(folder) if not _is_in(folder, name)):
+    if hidden := sorted(name for name in mine if _hides_another(name, folder)):
         return f"{hidden[0]} is loaded, and would hide the {hidden[0]} in {folder}"
-    if opened := sorted(_descriptors() - known):
-        return f"an import has opened {_opened(opened[0])}"
-    if os.getcwd() != folder_before:
-        return f"an import has changed the current folder to {os.getcwd()}"
-    if changed := sorted(_handlers().items() - handlers.items()):
-        return f"an import has set a handler for signal {changed[0][0]}"
-    if problem := _problem_in_a_fork():
+    if problem := _problem_in_a_fork():  # first: OpenBLAS ends its threads at a fork
         return problem
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its threads at a fork
-        return f"an import has started a thread ({threads} are running)"
-    return "an import has started a process" if keeper.below(os.getpid()) else ""
+    for done, after in _state().items():
+        if new := sorted(after - before[done]):
+            return f"an import has {done} {new[0]}"
+    return ""
+
+
+def _state() -> dict[str, set[str]]:
+    """Return what forks would share or lose, by what imports may have done."""
+    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    return {
+        "opened": {f"{_opened(number)} ({number})" for number in _descriptors()},
+        "changed the current folder to": {os.getcwd()},
+        "set a handler for": {
+            f"signal {number}, {handler}" for number, handler in handlers.items()
+        },
+        "started a thread": {f"({number})" for number in os.listdir("/proc/self/task")},
+        "started a process": {f"({pid})" for pid in keeper.below(os.getpid())},
+    }
 
 
 def _hooks() -> str:
@@ -98,22 +106,13 @@ def _hooks() -> str:
     return own if own and is_hooked else ""
 
 
-def _modules_in(folder: str) -> set[str]:
-    """Return the names of the modules that a script finds in its folder."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(folder or os.curdir)
-    inits = (os.path.join(folder, name, "__init__.py") for name in names)
-    packages = {name for name, init in zip(names, inits) if os.path.exists(init)}
-    files = (name for name in names if name.endswith((".py", ".pyc", ".so")))
-    return packages | {name.partition(".")[0] for name in files}
-
-
-def _is_in(folder: str, name: str) -> bool:
-    """Tell whether a loaded module is the script's own (through PYTHONPATH, say)."""
+def _hides_another(name: str, folder: str) -> bool:
+    """Tell whether a loaded module would hide another one of its name, in the script's folder."""
+    spec = importlib.machinery.PathFinder.find_spec(name, [folder or os.getcwd()])
     file = getattr(sys.modules.get(name), "__file__", None)
-    parts = os.path.realpath(folder or os.curdir), os.path.realpath(file or os.sep)
-    return os.path.commonpath(parts) == parts[0]
+    if spec is None or spec.origin is None:  # there is none, or only a folder
+        return False
+    return os.path.realpath(file or "") != os.path.realpath(spec.origin)
 
 
 def _descriptors() -> set[int]:
@@ -125,11 +124,6 @@ def _opened(descriptor: int) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     return ""
-
-
-def _handlers() -> dict[int, int]:
-    """Return which signals have which handlers."""
-    return {int(number): id(signal.getsignal(number)) for number in signal.valid_signals()}
 
 
 def _problem_in_a_fork() -> str:
@@ -153,103 +147,57 @@ def _problem_in_a_fork() -> str:
 # Forks.
 
 
-class Forked(BaseException):
-    """Ends the keeper's loop in the fork that becomes the script."""
-
-
-def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, Any], int]:
-    """Fork a keeper for each stub; return, in the keeper, the stub's request and the descriptor of
-    the stub's connection.
-
-    This process ends once it has forked all keepers of its host.
-    """
+def serve(
+    listener: socket.socket, launcher: socket.socket
+) -> tuple[list[str], dict[str, str], int]:
+    """Fork a keeper for each stub; return in it what as_stub returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps all that it forks
-    policy, left = handover.memory_policy(), 0
     while True:
-        ready = select.select([listener, launcher], [], [])[0]
-        if launcher in ready:  # it never sends anything: it has ended
+        if launcher in select.select([listener, launcher], [], [])[0]:  # it never sends anything
             os._exit(0)
         connection = listener.accept()[0]
-        connection.settimeout(_REQUEST_SECONDS)
-        request: dict[str, Any] = {}
-        descriptors: list[int] = []
-        pid = -1
-        with contextlib.suppress(OSError, ValueError):  # the stub is gone; no process is left
-            request, descriptors = handover.receive(connection)
-            if request["policy"] != policy:
-                end(launcher, {"unfit": f"the memory of ranks has the policy {request['policy']}"})
-            pid = os.fork()
-        if pid == 0:
-            listener.close()
-            launcher.close()
-            return request, guard(connection, request, descriptors)
+        stub = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
+        if (policy := _memory_policy(stub)) != _memory_policy(os.getpid()):
+            end(launcher, f"the memory of ranks has the policy {policy}")
+        with contextlib.suppress(OSError):  # no process is left: the stub forks its keeper itself
+            if os.fork() == 0:
+                with listener, launcher:
+                    try:
+                        return as_stub(stub, connection)
+                    except (OSError, ValueError) as error:
+                        end(launcher, f"a keeper cannot be forked ({error})")
         connection.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if pid > 0:
-            left = (left or int(request["environ"]["LOCAL_WORLD_SIZE"])) - 1
-        if pid > 0 and not left:
-            end(launcher, {"done": True})
 
 
-def end(launcher: socket.socket, message: dict[str, Any]) -> NoReturn:
-    """Tell the launcher why this process is not needed any more, and end it."""
-    with contextlib.suppress(OSError):  # the launcher is gone
-        launcher.sendall(json.dumps(message).encode() + b"\n")
-    os._exit(0)
-
-
-def guard(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
-    """Be the guard of a keeper; return, in the keeper, the descriptor of its stub's connection."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in keeper.STOPS:
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        handover.become(request, descriptors)
-        connection.settimeout(None)
-        connection.sendall(handover.FORKED)
-        if connection.recv(1) != handover.GO:
-            os._exit(0)
-        keeper.adopt_orphans()
-        pid = os.fork()
-    except Exception:  # the stub hears nothing more
-        os._exit(1)
-    if pid == 0:
-        return connection.detach()
-    # The connection stays open here until nothing is left: then the stub ends.
-    os.waitpid(pid, 0)
-    keeper.end_all(float(request["environ"]["LAUNCHER_STUB_GRACE"]))
-    os._exit(0)
-
-
-def keep(request: dict[str, Any], stub: int, kept: set[int]) -> tuple[list[str], dict[str, str]]:
-    """Be the keeper; return in a fork that is to be the script, with its words and environment.
-
-    `kept` are the descriptors that a script has in any case.
-    """
-    os.setsid()
-    try:
-        keeps = keeper.Keeper(fork_script, request["words"], request["environ"], stub)
-    except OSError:  # the launcher is gone
-        os._exit(1)
-    try:
-        keeps.loop()
-    except Forked as forked:
-        words, environ, descriptors = forked.args
-    keeps.hang_up()
-    for descriptor in _descriptors() - kept - {*descriptors[2:]}:
+def as_stub(stub: int, connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
+    """Become like a stub; return its words, its environment, and the pipe for its exit code."""
+    words, environ = (
+        [os.fsdecode(word) for word in Path(f"/proc/{stub}/{name}").read_bytes().split(b"\0")[:-1]]
+        for name in ("cmdline", "environ")
+    )
+    os.sched_setaffinity(0, os.sched_getaffinity(stub))
+    _, (*streams, tells), _, _ = socket.recv_fds(connection, 1, 4)
+    connection.close()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
         os.close(descriptor)
-    return words, environ
+    os.write(tells, handover.FORKED)
+    del words[: words.index("-S") + 2]  # python -I -S stub.py
+    return words, dict(text.split("=", 1) for text in environ), tells
 
 
-def fork_script(
-    words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
-) -> int:
-    """Start the script by a fork of the keeper, as Start has it."""
-    pid: int = keeper.fork(descriptors, ignored)
-    if pid == 0:
-        raise Forked(words, environ, descriptors)
-    return pid
+def _memory_policy(pid: int) -> str:
+    """Return a process's policy for memory (numactl), usually "default": see numa(7)."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/numa_maps") as file:
+        return file.readline().split()[1]
+    return "default"
+
+
+def end(launcher: socket.socket, why: str) -> NoReturn:
+    """Tell the launcher why no more keepers are forked, and end this process."""
+    with contextlib.suppress(OSError):  # the launcher is gone
+        launcher.sendall(json.dumps({"unfit": why}).encode() + b"\n")
+    os._exit(0)
 
 
 def as_new(words: list[str], environ: dict[str, str]) -> None:
@@ -303,10 +251,14 @@ def main() -> None:
     if problem := why_unfit(folder, preload):
         for pid in keeper.below(os.getpid()):  # an import has started it
             keeper.send(pid, signal.SIGKILL)
-        end(launcher, {"unfit": problem})
+        end(launcher, problem)
     gc.freeze()  # or each fork would copy all that at a collection, and at its end
-    request, stub = serve(listener, launcher)
-    as_new(*keep(request, stub, kept))
+    words, environ, stub = serve(listener, launcher)
+    environ.pop("LAUNCHER_WARM")
+    environ, descriptors = keeper.keep(environ, stub)
+    for descriptor in _descriptors() - kept - {*descriptors}:
+        os.close(descriptor)
+    as_new(words, environ)
     rank.main()
 
 

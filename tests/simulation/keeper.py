@@ -22,8 +22,6 @@ TELLS = (0.0005, 0.005)  # until a stub hears its keeper
 class Stub(Process):
     """What torchrun starts for a rank: it ends as its keeper says, which it starts."""
 
-    adopts = True
-
     def __init__(self, torchrun: Torchrun, local_rank: int) -> None:
         super().__init__(torchrun.machine, torchrun)
         self.local_rank = local_rank
@@ -37,15 +35,9 @@ class Stub(Process):
         """Ignore all that stops."""
 
     def child_ended(self, child: Process) -> None:
-        """End what a keeper has left that was killed: the kernel has sent the script SIGTERM."""
-        if self.keeper and self.keeper.exit_code:
-            grace = self.job.plan.failure_grace
-            self.soon(TELLS if not self.below() else (grace + STUCK, grace + STUCK), self.end, 1)
-            self.soon((grace, grace), self._kill)
-
-    def _kill(self) -> None:
-        for process in self.below():
-            process.signal(signal.SIGKILL)
+        """End after a keeper that was killed; the kernel has sent its script SIGTERM."""
+        if child.exit_code:
+            self.soon(TELLS, self.end, 1)
 
     def on_end(self) -> None:
         """Have the keeper notice."""
@@ -143,7 +135,7 @@ class Keeper(Process):
         """Pass on what the script's process says."""
         if self.acts:
             self.has_said_end |= "end" in message
-            self._pipe.say({"said": message})
+            self._pipe.say(message, b":")
 
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""

@@ -188,9 +188,9 @@ class Pipe(End):
             launcher.system.ends.append(self.peer)
             listener.comes(self.peer)
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message."""
-        self.send(encoded(message))
+    def say(self, message: Mapping[str, Any], before: bytes = b"") -> None:
+        """Send a message, behind a mark if it is passed on."""
+        self.send(before + encoded(message))
 
     def comes(self, what: Any) -> None:
         """Hear a message, or that the launcher's end is closed."""
