@@ -250,7 +250,7 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
 
 def _while_restarting(state: JobState, failure: Failure) -> Failure:
     """Return a failure that ends a job during a restart, with the restart's reason."""
-    return failure._replace(restart=state.kinds[-1])
+    return failure._replace(restart=state.failed[-1])
 
 
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
@@ -268,11 +268,10 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
-    kind = deciding.blame.failure.kind
-    before = state.kinds.count(kind)
+    before = state.failed.count(failure.what)
     if before:
         why += f" (for the {ordinal(before + 1)} time)"
-    state = state._replace(kinds=(*state.kinds, kind))
+    state = state._replace(failed=(*state.failed, failure.what))
     return _end(state, SUCCESS, now, blame, f"{why}; restarting all ranks.")
 
 

@@ -88,7 +88,7 @@ class JobState(NamedTuple):
     members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
-    kinds: tuple[str, ...] = ()  # of failures, of earlier attempts
+    failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 

@@ -32,7 +32,6 @@ NO_RESTART = "no restart: "
 # In characters: the first line of a rank's failure and of others, and the least that cuts leave.
 _OF_RANK, _OF_OTHERS, _LEAST = 500, 900, 150
 _SAID = 300  # and of a rank's last output
-_TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash; of a thread
 _FRAMES = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # Exceptions of torchrun for a setting that it cannot use.
@@ -109,7 +108,7 @@ class Failure(NamedTuple):
 
     cause: Cause
     exit_code: int
-    what: str  # who failed and how; cut if it is too long
+    what: str  # who failed and how, equal in equal failures; cut if it is too long
     more: str = ""  # further facts, never cut
     details: str = ""  # `exit code 3, 12 s after start`
     frames: str = ""  # of a traceback, the innermost last
@@ -161,11 +160,6 @@ class Failure(NamedTuple):
     def headline(self) -> str:
         """The first line of the text."""
         return self.text.partition("\n")[0]
-
-    @property
-    def kind(self) -> str:
-        """The first line without times, which differ between equal failures."""
-        return _TIMES.sub("", self.headline)
 
 
 class Aside(NamedTuple):

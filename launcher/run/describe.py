@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import importlib.util
+import importlib.machinery
 import os
 import signal
 import sys
@@ -72,10 +72,9 @@ def end(error: BaseException) -> dict[str, Any]:
 
 
 def _load_clues() -> Any:
-    spec = importlib.util.spec_from_file_location("clues", os.path.join(_OURS[0], "clues.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType("clues")
+    path = os.path.join(_RUN, "clues.py")
+    importlib.machinery.SourceFileLoader("clues", path).exec_module(module)
     return module
 
 
