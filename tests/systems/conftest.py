@@ -1,9 +1,12 @@
-"""What tests of systems share: the mpirun of this machine."""
+"""What tests of systems share: the mpirun of this machine, and what SDKs ask of AWS."""
 
 import sys
 from pathlib import Path
 
 import pytest
+import sdk
+from aws import Aws
+from conftest import REPO
 
 
 @pytest.fixture
@@ -19,3 +22,23 @@ def mpirun(start):
         return start(*words, command=[str(program)], **root, **alone, **environment)
 
     return mpirun
+
+
+@pytest.fixture
+def aws(tmp_path):
+    aws = Aws(tmp_path)
+    yield aws
+    aws.stop()
+
+
+@pytest.fixture
+def requested(aws, tmp_path):
+    """Run an example, or a program of such a name; return its CreateTrainingJob's parameters."""
+
+    def requested(name, *args):
+        sdk.make_source(tmp_path, *(REPO / "train_scripts").glob("*.py"))
+        process = sdk.start(name, *args, env=sdk.environment(aws, tmp_path), cwd=tmp_path)
+        assert process.wait(300) == 0, (tmp_path / "log").read_text()
+        return aws.training_job()
+
+    return requested

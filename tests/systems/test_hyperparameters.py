@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import sdk
-from aws import ROLE, Aws
-from conftest import REPO
+from aws import ROLE
+from conftest import ONE_HOST, REPO, write_config
 from pages import code
 
 from launcher.job import toolkit
@@ -84,18 +84,15 @@ def container(tmp_path):
     """Return what runs a container of the SDK's, and returns the script's arguments and the log."""
     ml = tmp_path / "ml"
     drivers = ml / "input" / "data" / "sm_drivers"
-    for folder in (drivers, ml / "input" / "config", ml / "output"):
+    for folder in (drivers, ml / "output"):
         folder.mkdir(parents=True)
     sdk.make_source(tmp_path)
     (tmp_path / "src").rename(ml / "input" / "data" / "code")
     (ml / "input" / "data" / "code" / "show.py").write_text(SHOW)
-    resources = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}
-    resources["current_instance_type"] = "ml.c5.xlarge"
-    for name, value in (("resourceconfig", resources), ("inputdataconfig", {})):
-        (ml / "input" / "config" / f"{name}.json").write_text(json.dumps(value))
+    resources = {"network_interface_name": "lo", "current_instance_type": "ml.c5.xlarge"}
 
     def run(hyperparameters=RENDERED, **source):
-        (ml / "input" / "config" / "hyperparameters.json").write_text(json.dumps(hyperparameters))
+        write_config(ml, hyperparameters, {**ONE_HOST, **resources})
         words = [sdk.python("v3"), "-c", MAKE, str(drivers), json.dumps(source)]
         made = subprocess.run(words, capture_output=True, text=True, check=True)
         theirs = Path(made.stdout.splitlines()[-1])
@@ -137,22 +134,15 @@ def test_a_shell_script_that_ends_with_the_launcher(container, tmp_path, source)
 
 
 @pytest.fixture
-def sent(tmp_path):
+def sent(requested, script):
     """Return what sends a job, and returns the hyperparameters of its CreateTrainingJob."""
-    aws = Aws(tmp_path)
 
     def sent(column, values):
-        (tmp_path / "src").mkdir(exist_ok=True)
-        (tmp_path / "src" / "launcher.py").touch()
-        code = f"import json, sys\nrole, values = {ROLE!r}, json.loads(sys.argv[1])\n{JOBS[column]}"
-        words = [sdk.python(column[:2]), "-c", code, json.dumps(values)]
-        env = sdk.environment(aws, tmp_path)
-        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return aws.training_job()["HyperParameters"]
+        program = f"import json, sys\nrole, values = {ROLE!r}, json.loads(sys.argv[1])\n"
+        path = script(program + JOBS[column], f"program_{column[:2]}.py")
+        return requested(path, json.dumps(values))["HyperParameters"]
 
-    yield sent
-    aws.stop()
+    return sent
 
 
 def the_pages_table():
@@ -177,12 +167,7 @@ def in_order(words, keys):
 @pytest.mark.parametrize("column", [name for name in JOBS if name != V3])
 def test_the_pages_arguments_of_v2_are_those_of_sdk_and_toolkit(sent, tmp_path, column):
     values, words = the_pages_table()
-    config = tmp_path / "ml" / "input" / "config"
-    config.mkdir(parents=True)
-    files = {"hyperparameters": sent(column, values), "inputdataconfig": {}}
-    files["resourceconfig"] = {"current_host": "algo-1", "hosts": ["algo-1"]}
-    for name, value in files.items():
-        (config / f"{name}.json").write_text(json.dumps(value))
+    write_config(tmp_path / "ml", sent(column, values))
     environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
     theirs = subprocess.run(
         [sys.executable, "-c", TOOLKIT], env=environ, capture_output=True, text=True, check=True

@@ -8,11 +8,10 @@ import contextlib
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
 import sdk
-from aws import REGION, ROLE, Aws
+from aws import REGION, ROLE
 from cluster.hosts import AWS_START, INIT_OF_A_CHANNEL
 from conftest import REPO, TRAIN_HYMENOPTERA
 from pages import blocks, code
@@ -22,26 +21,6 @@ versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 
 AWS_IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-training:2.8-gpu-py312"
 DATA = ("--data", "s3://bucket/hymenoptera_data", "--role", ROLE)
-
-
-@pytest.fixture
-def aws(tmp_path):
-    aws = Aws(tmp_path)
-    yield aws
-    aws.stop()
-
-
-@pytest.fixture
-def requested(aws, tmp_path):
-    """Run an example to its end; return the parameters of its CreateTrainingJob."""
-
-    def requested(name, *args):
-        sdk.make_source(tmp_path, *(REPO / "train_scripts").glob("*.py"))
-        process = sdk.start(name, *args, env=sdk.environment(aws, tmp_path), cwd=tmp_path)
-        assert process.wait(300) == 0, (tmp_path / "log").read_text()
-        return aws.training_job()
-
-    return requested
 
 
 def command_of_the_guide():
@@ -155,19 +134,14 @@ assert len(ESTIMATORS) == 4  # of both versions, on either page
 
 
 @pytest.mark.parametrize("block", ESTIMATORS)
-def test_an_estimator_of_the_pages(aws, tmp_path, block):
+def test_an_estimator_of_the_pages(requested, script, block):
     """As it stands there, with a role and an image, and without the wait for the job's end."""
-    sdk.make_source(tmp_path)
     version = "v3" if "ModelTrainer" in block else "v2"
     call = r"\)\.(fit|train)\((.*)\)\n$"
     assert re.search(call, block), block
     block = re.sub(call, r").\1(\2, wait=False)\n", block).replace("BUCKET", "bucket")
     program = f"role, image = {ROLE!r}, {AWS_IMAGE!r}\n{block}"
-    words = [sdk.python(version), "-c", program]
-    env = sdk.environment(aws, tmp_path)
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    job = aws.training_job()
+    job = requested(script(program, f"program_{version}.py"))
     algorithm = job["AlgorithmSpecification"]
     assert algorithm["TrainingImage"] == AWS_IMAGE
     assert hyperparameters(job)["train-script"] == "train.py"
