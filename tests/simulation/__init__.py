@@ -4,18 +4,18 @@ What decides is real: launcher/run/supervisor.py, keepers.py and machine.py, and
 every host. All around them is simulated, and one plan says all that happens: the same plan gives
 the same job every time. In the order in which to read:
 
-    plan.py              what is to happen: size, script, faults
+    plan.py faults.py    what is to happen: size, script, and what goes wrong
     clock.py             virtual time
     job.py               puts a plan into effect
     launcher.py          one host's launcher: the loop on a simulated System (system.py)
     torchrun.py          one host's torchrun, and a program that runs it
-    store.py             where torchruns meet; what makes the ranks' stores
-    keeper.py            stubs and keepers (pipe.py: how a keeper and its launcher talk)
+    store.py             what makes the ranks' stores
+    keeper.py            stubs and keepers
     ranks.py machine.py  ranks, what they have started, and the host that they run on
     network.py           connections between launchers (strangers.py: who else connects)
     watch.py             what is seen of a job: facts, and a trace for people
     facts.py             the register of promises, and what they are judged by
-    promises.py promises_of_ranks.py truth.py   what is promised, in the words of the pages
+    promises.py promises_of_ranks.py truth.py   what is promised
     strategies.py        how plans are drawn
     search.py __main__.py   many jobs; a counterexample, shrunk, with its trace
     mistakes.txt planting.py   mistakes that the simulator has to find
