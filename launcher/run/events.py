@@ -6,7 +6,7 @@ Leave of peers/messages.py) are events, too. Ranks have their global numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
@@ -111,12 +111,6 @@ class KeeperCleared(NamedTuple):
     survivors: int
 
 
-class PlacesReported(NamedTuple):
-    """Where ranks are (to RequestPlaces): `load, data.py:88`."""
-
-    places: Mapping[int, str]
-
-
 # The event Time, when something is due, is in peers/events.py.
 
 
@@ -165,8 +159,8 @@ class KillTorchrun(NamedTuple):
     """Kill torchrun, and the program that runs it with all below it."""
 
 
-class RequestPlaces(NamedTuple):
-    """Ask all ranks where they are: PlacesReported follows."""
+class LogPlaces(NamedTuple):
+    """Ask all ranks where they are, and log that of those that still run."""
 
 
 Actions = tuple[Any, ...]

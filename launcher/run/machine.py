@@ -366,11 +366,6 @@ def _goes_on(phase: Phase) -> bool:
     return isinstance(phase, Running)
 
 
-def places_reported(state: State, event: events.PlacesReported, now: float) -> Step:
-    """Note where ranks are, to log it when they are killed."""
-    return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
-
-
 # Events of ranks and of torchrun.
 
 
@@ -523,7 +518,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     if not isinstance(phase, Ending):
         return state, ()
     if now >= phase.places_at:
-        return state._replace(phase=phase._replace(places_at=math.inf)), (events.RequestPlaces(),)
+        return state._replace(phase=phase._replace(places_at=math.inf)), (events.LogPlaces(),)
     if now >= phase.says_at:
         return _say_why_killed(state, now)
     if now >= phase.torchrun_by and not phase.leaves:
@@ -563,7 +558,6 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     events.ThreadRaised: rank_reports,
     events.ScriptEnded: rank_reports,
     events.RankEnded: rank_reports,
-    events.PlacesReported: places_reported,
     events.TorchrunEnded: torchrun_ended,
     events.NothingLeft: nothing_left,
     events.Time: time_is_up,

@@ -39,7 +39,6 @@ class Rank(NamedTuple):
     script_ended_at: float = math.inf  # when the script ended by itself
     alone: bool = False  # it has exchanged nothing with other ranks
     ended_at: float = math.inf  # when its process ended
-    place: str = ""  # where it was at the last request: `load, data.py:88`
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # recent exceptions, with times
 
     @property
@@ -76,11 +75,6 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
             end = rank.end._replace(exit_code=exit_code, words=event.end.words)
             rank = rank._replace(end=end)
     return {**ranks, rank.rank: rank}
-
-
-def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
-    """Return the ranks with the places that they have reported."""
-    return {number: rank._replace(place=places.get(number, "")) for number, rank in ranks.items()}
 
 
 def succeeded(ranks: Ranks, attempt: int, time: float, *, are_all: bool) -> tuple[Succeeded, ...]:

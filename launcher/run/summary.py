@@ -10,7 +10,7 @@ from launcher.result.causes import NO_RESTART
 from launcher.run import stops
 from launcher.run.ranks import Rank
 from launcher.run.state import State, Why
-from launcher.text.words import NAMED, lasted, plural, signal_name
+from launcher.text.words import lasted, plural, signal_name
 
 # The last line counts all seconds from the launcher's start.
 _SINCE_START = re.compile(r", \d+ s after start")
@@ -30,8 +30,7 @@ def stopping(state: State, number: int) -> list[str]:
 
 def why_killed(state: State) -> list[str]:
     """Return why ranks are killed."""
-    where = [rank for rank in state.alive if rank.place][:NAMED]
-    lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
+    lines = []
     failed = [rank for rank in state.alive if rank.end and rank.counts]
     for rank in failed:
         grace = f"{state.grace(Why.FAILURE):g}"

@@ -36,7 +36,7 @@ from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
-from launcher.peers.messages import Cleared, Start
+from launcher.peers.messages import Cleared, FromMember, Start
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, summary
 from launcher.run.keepers import Keepers
@@ -44,7 +44,7 @@ from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
-from launcher.text.words import Log
+from launcher.text.words import NAMED, Log
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
 from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
@@ -286,16 +286,34 @@ class Supervisor(Stepping):
     # Actions.
 
     def _do(self, action: Any) -> None:
-        ACTIONS[type(action)](self, action)
-
-    def _do_log(self, action: Log) -> None:
-        self._system.log(action.line)
+        if isinstance(action, Log):
+            self._system.log(action.line)
+        elif isinstance(action, Note):
+            self._note(action)
+        elif isinstance(action, events.Report):
+            self._report(action.message)
+        elif isinstance(action, events.StartTorchrun):
+            try:
+                self._start_torchrun()
+            except Exception as error:
+                self._cannot_start(error)
+        elif isinstance(action, events.RunRanks):
+            start = functools.partial(self._start_of_rank, action.attempt, action.port)
+            self._keepers.run(action.ranks, start)
+        elif isinstance(action, events.EndRanks):
+            self._keepers.end(action)
+        elif isinstance(action, events.LeaveRanks):
+            self._leave(action.exit_code)
+        elif isinstance(action, events.LogPlaces):
+            self._request_stacks(_PLACES, may_signal=True)
+        else:
+            assert isinstance(action, events.KillTorchrun)
+            self._kill_torchrun()
 
     def _note(self, note: Note) -> None:
         self._journal.note(note, self.state.attempt, self._system.now())
 
-    def _do_report(self, action: events.Report) -> None:
-        message = action.message
+    def _report(self, message: FromMember) -> None:
         if isinstance(message, Cleared):
             message = message._replace(files=self._files())
         self._channel.report(message)
@@ -312,12 +330,6 @@ class Supervisor(Stepping):
             age = self._system.now() - self.state.times.closes
             return self._system.files_below(folders[-1:], age)
         return self._system.files_below(folders) if phase.why is Why.SUCCESS else -1
-
-    def _do_start_torchrun(self, action: events.StartTorchrun) -> None:
-        try:
-            self._start_torchrun()
-        except Exception as error:
-            self._cannot_start(error)
 
     def _start_torchrun(self) -> None:
         job, plan = self.state.job, self.state.job.plan
@@ -336,10 +348,6 @@ class Supervisor(Stepping):
         folder = job.options.folder
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
         self._open.callback(self._torchrun.close)
-
-    def _do_run_ranks(self, action: events.RunRanks) -> None:
-        start = functools.partial(self._start_of_rank, action.attempt, action.port)
-        self._keepers.run(action.ranks, start)
 
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""
@@ -375,16 +383,10 @@ class Supervisor(Stepping):
             },
         }
 
-    def _do_end_ranks(self, action: events.EndRanks) -> None:
-        self._keepers.end(action)
-
-    def _do_leave_ranks(self, action: events.LeaveRanks) -> None:
+    def _leave(self, exit_code: int) -> None:
         if self._torchrun and not self._plan.tees:
             self._torchrun.is_muted = True
-        self._keepers.leave(action.exit_code)
-
-    def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
-        self._kill_torchrun()
+        self._keepers.leave(exit_code)
 
     def _kill_torchrun(self) -> None:
         if self._torchrun and self.state.torchrun_runs:
@@ -445,9 +447,6 @@ class Supervisor(Stepping):
         self._keepers.ask(request)
         self._report_ranks(now)
 
-    def _do_request_places(self, action: events.RequestPlaces) -> None:
-        self._request_stacks(_PLACES, may_signal=True)
-
     def _report_ranks(self, now: float) -> None:
         """Report ranks' progress and places if the replies are complete, or overdue."""
         watch = self._keepers.watch
@@ -456,12 +455,12 @@ class Supervisor(Stepping):
                 self._keepers.ask({"signal": number}, [pid])
         ranks = {rank.pid: rank.exit_code for rank in self.state.ranks.values() if rank.pid}
         for report in watch.reports(ranks, self._system.state_of, now):
-            if report.number == _PLACES:
-                alive = self.state.alive
-                places = {rank.rank: watch.place(rank.pid) for rank in alive}
-                self.happens(events.PlacesReported(places))
-            else:
+            if report.number != _PLACES:
                 self._channel.report(report)
+                continue
+            for rank in self.state.alive[:NAMED]:
+                if place := watch.place(rank.pid):
+                    self._system.log(f"rank {rank.rank} has not exited; it is in {place}.")
 
     def _reply_stacks(self, event: AllStacks) -> None:
         job = self.state.job
@@ -479,16 +478,3 @@ def events_folder(environ: Mapping[str, str], log_dir: str) -> str:
 def _watch(job: Job, system: System, attempt: int = 0) -> Watch:
     notify = min(job.options.hang_notify, job.options.hang_timeout)
     return Watch(job.options.watch, notify, system.cpu_of, attempt)
-
-
-ACTIONS: Mapping[type, Callable[[Supervisor, Any], None]] = {
-    Log: Supervisor._do_log,
-    Note: Supervisor._note,
-    events.Report: Supervisor._do_report,
-    events.StartTorchrun: Supervisor._do_start_torchrun,
-    events.RunRanks: Supervisor._do_run_ranks,
-    events.EndRanks: Supervisor._do_end_ranks,
-    events.LeaveRanks: Supervisor._do_leave_ranks,
-    events.KillTorchrun: Supervisor._do_kill_torchrun,
-    events.RequestPlaces: Supervisor._do_request_places,
-}
