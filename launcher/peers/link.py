@@ -28,7 +28,8 @@ from launcher.watch.progress import AllStacks, CollectStacks
 
 # Between two tries to reach the coordinator: at first, and at most.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
-_STOP_SECONDS = 3.0  # to report a stop to the coordinator
+# For a host that has been stopped, or cannot start, to tell the coordinator.
+_UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, messages.Failed: 5.0}
 
 # Phases.
 
@@ -60,7 +61,7 @@ class LinkState(NamedTuple):
     phase: Phase
     began: float
     attempt: int = 0  # that this host was told to start
-    stop_signal: int = 0  # that this host got
+    own: Result | None = None  # how this host ends alone: it was stopped, or cannot start
     result: Result | None = None  # of the last End, if it was no restart
 
 
@@ -135,7 +136,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Forward this host's own report."""
     if isinstance(message, messages.Stop):
-        state = state._replace(stop_signal=message.number)
+        state = state._replace(own=stopped(message.number))
     phase, report = state.phase, _report(state, message)
     if isinstance(phase, Joined):
         return state, (report,)
@@ -143,11 +144,12 @@ def reported(state: LinkState, message: Any, now: float) -> LinkStep:
         return state, ()
     # With each hello again; and this host itself acts on a stop, unless it had failed before.
     before, phase = phase.reports, phase._replace(reports=(*phase.reports, message))
-    if not isinstance(message, messages.Stop):
-        return state._replace(phase=phase), (report,)
-    deadline = min(phase.deadline, now + _STOP_SECONDS)
+    deadline = min(phase.deadline, now + _UNHEARD_SECONDS.get(type(message), math.inf))
     state = state._replace(phase=phase._replace(deadline=deadline))
-    if any(isinstance(each, (messages.Failed, messages.Stop)) for each in before):
+    if isinstance(message, messages.Failed):
+        state = state._replace(own=message.failure.result)
+    has_ended = any(isinstance(each, (messages.Failed, messages.Stop)) for each in before)
+    if has_ended or not isinstance(message, messages.Stop):
         return state, (report,)
     state, end = _end(state, messages.End(0, stopped(message.number)))
     return state, (report, *end)
@@ -186,9 +188,7 @@ def _alone(state: LinkState, how: str) -> LinkStep:
     actions: tuple[events.Action, ...] = ()
     result = state.result
     if not result:
-        result = of_lost_host(state.job.coordinator, how).result
-        if state.stop_signal:  # the stop came first
-            result = stopped(state.stop_signal)
+        result = state.own or of_lost_host(state.job.coordinator, how).result
         state, actions = _end(state, messages.End(0, result))
     return state._replace(phase=Left()), (*actions, _command(state, messages.Leave(result)))
 

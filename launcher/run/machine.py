@@ -14,10 +14,10 @@ events and obeys commands; by itself it acts only on a stop.
 keepers and torchrun end, and when nothing is left this host is Done. Ends of ranks during the end
 of the job change nothing.
 
-*Timeouts.* Joining: the coordinator's start timeout; a host that cannot start has 5 s to report
-why. Running: none, it lasts as long as the job, but torchrun must have started all ranks within the
-start timeout. Ending: the keepers' grace and 5 s; then the coordinator, whose loss acts as an End
-and a Leave; then torchrun, 15 s after a success, and 5 s for killed processes.
+*Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
+but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
+5 s; then the coordinator, whose loss acts as an End and a Leave; then torchrun, 15 s after a
+success, and 5 s for killed processes.
 
 *Invariants.*
 - The result is set once, except when a restart becomes an end.
@@ -51,7 +51,6 @@ from launcher.run.state import (
     SAYS_SECONDS,
     STUB_SECONDS,
     TORCHRUN_SECONDS,
-    UNHEARD_SECONDS,
     Done,
     Ending,
     Joining,
@@ -81,7 +80,7 @@ def due(state: State) -> float:
         return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
         return min(phase.places_at, phase.says_at, phase.torchrun_by, phase.gone_by)
-    return phase.deadline if isinstance(phase, Joining) else math.inf
+    return math.inf
 
 
 def step(state: State, event: Any, now: float) -> Step:
@@ -194,8 +193,6 @@ def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
 
 def cannot_start(state: State, event: events.CannotStart, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    if isinstance(state.phase, Joining):
-        state = state._replace(phase=Joining(now + UNHEARD_SECONDS))
     state = state._replace(failure=event.failure, torchrun_runs=False)
     return state, _failed(state, event.failure)
 
@@ -503,9 +500,6 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
 def time_is_up(state: State, event: events.Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
-    if isinstance(phase, Joining) and now >= phase.deadline:
-        result = state.failure.result if state.failure else None
-        return state._replace(phase=Done(), result=state.result or result), ()
     if isinstance(phase, Running):
         if now >= phase.deadline:
             state = state._replace(phase=Running())

@@ -19,7 +19,6 @@ from launcher.run.ranks import NONE, Rank, Ranks
 CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 PLACES_SECONDS = 2.0  # for ranks to report where they are, before they are killed
 SAYS_SECONDS = 0.1  # between the log line and the kill of ranks
-UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell other hosts why
 STUB_SECONDS = 10.0  # for torchrun to end after a stub was killed
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
@@ -42,8 +41,6 @@ class Why(enum.Enum):
 
 class Joining(NamedTuple):
     """This host waits until all hosts have joined; if it cannot start, until it has told them."""
-
-    deadline: float = math.inf
 
 
 class Running(NamedTuple):
