@@ -103,11 +103,19 @@ class Output:
     def read(self) -> bool:
         """Print what the logs have, as far as a reader keeps up; return whether all is printed.
 
-        In the order of writes, as precisely as the kernel's clock tells.
+        In the order of writes, as precisely as the kernel's clock tells. Of output without end it
+        is a part: the loop has more to do.
         """
         for log in sorted(self._logs, key=_Log.changed):
-            while self._writer.waiting < _MOST_WAITING and (data := os.read(log.file, _MOST)):
+            for _ in range(_MOST_WAITING):
+                if self._writer.waiting >= _MOST_WAITING:
+                    return False
+                data = os.read(log.file, _MOST)
+                if not data:
+                    break
                 self._print(log, log.lines.feed(data))
+            else:
+                return False
         return not self._writer.waiting
 
     def _print(self, log: _Log, lines: Sequence[bytes]) -> None:

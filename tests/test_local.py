@@ -690,3 +690,21 @@ def test_two_jobs_at_once_train(tmp_path):
         assert job.returncode == 0, out
         assert "  algo-1/model: model.pt\n" in out
     assert {path.name for path in Path("runs").iterdir()} == {"same", "same-2"}
+
+
+@torch
+def test_a_stop_is_seen_amid_output_without_end(script, tmp_path):
+    """Lines come faster than they can be printed, and are read."""
+    path = script(
+        "import os, time\nwhile True:\n    os.write(1, b'\\n' * 9000)\n    time.sleep(1e-3)\n"
+    )
+    words = [*LOCAL, "--hosts", "1", "--run-dir", "runs/much", "--", path]
+    log = tmp_path / "runs/much/algo-1/stdout.log"
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            poll(lambda: log.exists() and log.stat().st_size > 1 << 20)
+            process.send_signal(signal.SIGTERM)
+            poll(lambda: not psutil.Process(process.pid).children(recursive=True))
+            assert end_by(process, signal.SIGTERM) == 143  # which ends the printing, too
+        finally:
+            process.kill()
