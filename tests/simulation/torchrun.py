@@ -176,8 +176,9 @@ class Runner(Program):
         self.soon(RUNNER_BOOT, Torchrun, machine)
 
     def child_ended(self, child: Process) -> None:
-        """Go on if torchrun has succeeded."""
-        if child is self.machine.torchrun:
+        """Go on if torchrun has succeeded; what it wrote of its end stays."""
+        if isinstance(child, Torchrun):
+            self.error = child.error
             works = self.job.plan.runner or 0.0
             self.soon(POLL if child.exit_code else (works, works), self._ends, child.exit_code)
 
