@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 
 import psutil
@@ -644,6 +646,27 @@ def test_a_console_that_nobody_reads_blocks_no_command(start, tmp_path, has_file
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     for one in (reader, writer):
         one.close() if kind == "socket" else os.close(one)
+
+
+def waiting_in(pipe):
+    """Return how many bytes can be read from a pipe."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_console_that_is_read_late_gets_all(start):
+    reader, writer = os.pipe()
+    kept = start("import os\nfor _ in range(3000): os.write(1, b'x' * 99 + b'\\n')", stdout=writer)
+    os.close(writer)
+    kept.run()
+    poll(lambda: waiting_in(reader) >= 60_000, SECONDS)
+    with open(reader, "rb") as console:
+        lines = [console.readline() for _ in range(3000)]
+    assert lines == [b"x" * 99 + b"\n"] * 3000
+    assert kept.wait("ended")["code"] == 0
+    count = len(os.listdir(f"/proc/{kept.pid}/fd"))
+    kept.run(attempt=2)
+    kept.wait("ended")
+    assert len(os.listdir(f"/proc/{kept.pid}/fd")) == count  # nothing of the first attempt
 
 
 def test_a_daemon_that_never_stops_printing_keeps_nobody_waiting(start):

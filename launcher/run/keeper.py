@@ -126,6 +126,7 @@ class Script:
             self.says.close()
         for stream in self.streams:
             stream.close()
+            stream.console.close()
         for descriptor in (self.file, self.crash):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -186,7 +187,9 @@ class Keeper:
             for stream in self._script.streams:
                 if stream.reader in ready:
                     stream.read(now)
-                stream.show_due(now)
+                if now >= stream.due:
+                    stream.show_due(now)
+                stream.console.write()
             self._relay()
             if self._stub in ready:
                 os.close(self._stub)
@@ -304,7 +307,7 @@ class Keeper:
         """Forward a request; or, at a signal that it handles, have the script write where it is."""
         number, script = request.get("signal", 0), self._script
         if not number:
-            says.send(request)
+            says.send(request, is_droppable=True)
         elif script.pid and response(script.pid, number) == "handles":
             send(script.pid, number)
 

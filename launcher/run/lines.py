@@ -66,9 +66,9 @@ class Link:
         self.is_gone = True
         self._socket.close()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
         """Send a message, as JSON."""
-        self.pass_on("".join(_encode(message, 0)).encode())
+        self.pass_on("".join(_encode(message, 0)).encode(), is_droppable=is_droppable)
 
     def pass_on(self, line: bytes, *, is_droppable: bool = False) -> None:
         """Send a line, or queue it; drop a droppable one if there is no room."""
