@@ -112,7 +112,7 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
         launcher = launcher_of(one.machine)
         at = [at for at, number in launcher.stops if number == signal.SIGINT]
         thrice = [third for first, third in zip(at, at[2:]) if third - first < 2]
-        if thrice and launcher.ended_at >= thrice[0]:
+        if thrice and launcher.ended_at > thrice[0]:  # or else it is killed in that moment
             ranks = [rank for rank in watch.ranks if rank.machine is one.machine]
             for rank in [rank for rank in ranks if rank.started < thrice[0] < rank.ended - 0.1]:
                 if not _has_lost_keeper(rank):
