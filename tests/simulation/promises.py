@@ -112,7 +112,7 @@ def _is_alone(watch: Watch, launcher: Launcher, first: Launcher) -> bool:
     """Tell whether a host came too late to hear the result, or left before it met the first."""
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
     leaves_first = launcher.ended_at <= first.started_at + link.MOST_RETRY_SECONDS
-    is_odd = bool(launcher.stops) or planned(watch, *SLOW)
+    is_odd = bool(launcher.stops) or planned(watch, *SLOW, What.LAUNCHER_FAILS)
     return launcher.started_at > stays or leaves_first or (launcher.torchrun is None and is_odd)
 
 
@@ -217,10 +217,11 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
         rank: one.time + (one.fault.amount if one.fault.what is What.RAISES else 0.0)
         for rank, one in own.items()
     }
-    for told in [rank for rank in own if rank.rank == int(named[1])]:
-        for rank in own:
+    last = [rank for rank in own if rank.attempt == attempt_of(watch)]
+    for told in [rank for rank in last if rank.rank == int(named[1])]:
+        for rank in last:
             is_before = says[rank] < says[told] - 0.05 and rank.machine is told.machine
-            if is_before and rank.attempt == attempt_of(watch) and not rank.heard:
+            if is_before and not rank.heard:
                 yield f"rank {told.rank} is named, but rank {rank.rank} failed before"
 
 
