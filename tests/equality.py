@@ -485,7 +485,7 @@ FACTS = {
         Fact(
             "calls below the script's own lines: `inspect.stack()`",
             calls_below,
-            Other("two of rank.py's; no traceback that is printed has them", ["rank.py"] * 2),
+            Other("three of rank.py's; no traceback that is printed has them", ["rank.py"] * 3),
             Other("rank.py's and warm.py's; no traceback that is printed has them"),
         ),
         Fact(
@@ -638,8 +638,8 @@ FACTS = {
         Fact(
             "calls below its own lines",
             calls_below,
-            Other("rank.py's for runpy's", ["rank.py"] * 2),
-            Other("rank.py's and warm.py's for runpy's"),
+            Other("rank.py's below runpy's"),
+            Other("rank.py's and warm.py's below runpy's"),
         ),
         Fact("`sys.path`: the current folder is first", lambda: sys.path),
         Fact("a relative import, and an import of the whole name", relative),
