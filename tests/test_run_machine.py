@@ -130,7 +130,7 @@ def test_a_torchrun_that_was_told_to_end_is_the_reason_and_not_the_stubs_that_it
             "torchrun was ended by SIGTERM" if error else "rank 1 (local rank 1): its process was"
         )
         assert says in failed.failure.headline
-    (failed,) = running().at(5.0, stub).due(15.0).told
+    (failed,) = running().at(5.0, stub).at(6.0, stub._replace(rank=0)).due(15.0).told
     assert "its process was killed" in failed.failure.headline
 
 

@@ -349,7 +349,9 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         state = state._replace(ranks=others)
     lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
     if isinstance(phase, Running) and not event.is_gone:
-        return state._replace(phase=Running(now + STUB_SECONDS, phase.lost or lost)), ()
+        if phase.lost is None:
+            state = state._replace(phase=Running(now + STUB_SECONDS, lost))
+        return state, ()
     actions = _failed(state, lost) if _goes_on(phase) else ()
     if isinstance(phase, Ending) and event.is_gone:
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
