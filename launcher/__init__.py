@@ -1,10 +1,10 @@
 """A torchrun-style launcher for PyTorch training jobs on SageMaker.
 
 `job` plans what runs and where, as one `torch.distributed.run` command; `peers` is the channel
-between the hosts' launchers; `run` starts the command and ends it; `watch` finds the rank that
-others wait for; `result` describes how the job ended; `cli` calls them. `container` is PID 1 and
-the toolkit's process; `host` has processes, signals and sockets for all of these; `text` has words
-and JSON.
+between the hosts' launchers; `run` starts the command and ends it; `warm` imports torch once a host
+for warm starts; `watch` finds the rank that others wait for; `result` describes how the job ended;
+`cli` calls them. `container` is PID 1 and the toolkit's process; `host` has processes, signals and
+sockets for all of these; `text` has words and JSON.
 
 Where to find each decision:
 

@@ -32,7 +32,7 @@ from launcher.job import resources, toolkit
 from launcher.job.job import Job
 from launcher.job.options import INIT
 from launcher.result.failure import output_dir
-from launcher.text.words import flag, is_loopback, join_and_count, plural, shortened, some_of
+from launcher.text.words import flag, is_loopback, listed, plural, shortened
 
 _T = TypeVar("_T")
 # Each is a level, what was seen, and what to do, if anything.
@@ -52,7 +52,7 @@ _PLUGINS = (  # of aws-ofi-nccl, as in AWS's installer and AWS's images
     "/usr/lib/*-linux-gnu",
 )
 _SHM, _SHM_USE = "/dev/shm", "data loader workers and NCCL pass data through it"
-_LITTLE_SHM, _LITTLE_DISK = 0.5, 1.0  # GiB; Docker's default of the first is 64 MiB
+_LITTLE_SHM, _LITTLE_DISK = 1 << 29, 1 << 30  # bytes; Docker's default of the first is 64 MiB
 _FEW_FILES, _DESCRIPTORS = 4096, 30  # the first launcher needs so many, and one for each host
 _OTHER_THREADS = 16  # of a rank: torch's own, and its keeper's processes
 _SYSTEMS = ("systemd", "init", "launchd")
@@ -96,11 +96,6 @@ def at_once(
     return dict(found)
 
 
-def _listed(words: Sequence[str]) -> str:
-    shown = some_of(words)
-    return join_and_count(shown, len(words) - len(shown))
-
-
 def _restart(environ: Mapping[str, str], option: str, otherwise: str) -> str:
     """Return how to raise a container's limit: SageMaker has no such option."""
     if "TRAINING_JOB_ARN" in environ:
@@ -124,20 +119,20 @@ def names(job: Job, environ: Mapping[str, str]) -> Findings:
     if unknown:
         to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
         to_do += "have started, check this container's DNS (/etc/resolv.conf)"
-        seen = f"no address within {NAMES_SECONDS} s for {_listed(unknown)}"
+        seen = f"no address within {NAMES_SECONDS} s for {listed(unknown)}"
         yield WARNING, seen, to_do
     if here:
-        seen = f"{_listed(here)} resolves to this host's own loopback"
+        seen = f"{listed(here)} resolves to this host's own loopback"
         yield WARNING, seen, "remove the name from /etc/hosts, or fix DNS"
     if others and not (unknown or here):
         shown = [f"{host} is {address}" for host, address in addresses.items()]
-        yield OK, f"all resolve: {_listed(shown)}"
+        yield OK, f"all resolve: {listed(shown)}"
 
 
 def interface(job: Job, environ: Mapping[str, str], have: Sequence[str] | None = None) -> Findings:
     """Check whether the interface that the user names exists, with a single host, too."""
     have = sorted(resources.network_interfaces()) if have is None else have
-    shown = _listed(have) or "none"
+    shown = listed(have) or "none"
     users = {name: environ[name] for name in _INTERFACES if environ.get(name)}
     for variable, value in users.items():
         if not have or _fits(variable, value, have):
@@ -292,18 +287,23 @@ def disk(job: Job, environ: Mapping[str, str]) -> Findings:
             to_do = "create it, make it writable for this user, or name another folder"
             yield PROBLEM if must_be else WARNING, f"{where}: {error.strerror}", to_do
             continue
-        free, total = (n * size.f_frsize / (1 << 30) for n in (size.f_bavail, size.f_blocks))
+        free, total = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
         to_do = "raise volume_size of the estimator, or remove files"
         if is_shm:
             to_do = _restart(environ, "--shm-size=2g", workers)
         if size.f_files and not size.f_favail:
             yield WARNING, f"{where}: no files left", to_do
         elif free < (_LITTLE_SHM if is_shm else _LITTLE_DISK):
-            yield WARNING, f"{where}: {free:.1f} of {total:.1f} GiB left", to_do
+            yield WARNING, f"{where}: {_size(free)} of {_size(total)} left", to_do
         else:
-            fine.setdefault(f"{free:.1f}", []).append(where)
+            fine.setdefault(_size(free), []).append(where)
     for free_size, places in fine.items():
-        yield OK, f"{free_size} GiB free: {', '.join(places)}"
+        yield OK, f"{free_size} free: {', '.join(places)}"
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for people; run/clues.py, which has more units, is for ranks."""
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
 def _folders(environ: Mapping[str, str], log_dir: str) -> Iterator[tuple[str, str]]:
@@ -371,7 +371,7 @@ def stop(
     `above` has the command lines of this process and those above it, by their pids, upwards.
     """
     above = _above() if above is None else above
-    first = above.get(1, "")
+    first = above.get(1) or _command(1, root)  # docker exec: PID 1 is not above this process
     program = first.partition(" ")[0].rpartition("/")[2]
     shown = f"PID 1 is `{shortened(first, 80)}`"
     init = environ.get(INIT, "").partition(":")[0]
@@ -393,9 +393,13 @@ def stop(
 def _above() -> dict[int, str]:
     found, pid = {}, os.getpid()
     while pid and (fields := stat(pid)):  # this user may not see all
-        found[pid] = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+        found[pid] = _command(pid)
         pid = int(fields[1])
     return found
+
+
+def _command(pid: int, root: str = "") -> str:
+    return read_text(f"{root}/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
 # In the report's order.

@@ -211,9 +211,9 @@ def test_shared_memory(monkeypatch):
     space(monkeypatch, free=2 * GIB)
     says(checks.disk(ALONE, {}), "ok 2.0 GiB free: ")
     space(monkeypatch, free=64 * MIB)
-    small = "warning /dev/shm (data loader workers and NCCL pass data through it): 0.1 of 20.0 GiB"
-    small += " left -> "
-    full = "warning (TMPDIR): 0.1 of 20.0 GiB left -> raise volume_size"
+    small = "warning /dev/shm (data loader workers and NCCL pass data through it): 64 MiB of 20.0"
+    small += " GiB left -> "
+    full = "warning (TMPDIR): 64 MiB of 20.0 GiB left -> raise volume_size"
     says(checks.disk(ALONE, {}), full, f"{small}start the container with --shm-size=2g, or use fe")
     says(checks.disk(ALONE, ON_AWS), full, f"{small}use fewer data loader workers (num_workers)")
 
@@ -246,7 +246,7 @@ def test_folders_on_disks(tmp_path, monkeypatch):
     assert found[1].startswith("9.0 GiB free: ") and all(f"({use})" in found[1] for use in uses)
     environ = {"TMPDIR": environ["TMPDIR"]}
     space(monkeypatch, free=1000 * MIB)
-    says(disk(environ), f"warning {temporary}: 1.0 of 20.0 GiB left -> raise vol")
+    says(disk(environ), f"warning {temporary}: 1000 MiB of 20.0 GiB left -> raise vol")
     space(monkeypatch, free=9 * GIB, inodes=0)
     says(disk(environ), f"warning {temporary}: no files left")
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -307,12 +307,15 @@ STOPS = [
     ("/lib/systemd/systemd", "x", "ok not under a container's PID 1"),
     ("gosu train", "itself", "ok PID 1 is the launcher, or its `init`"),
     ("bash", "no way", "ok not under a container's PID 1"),
+    ("/bin/sm-launch\0init\0train\0", "no way", "ok PID 1 is the launcher, or its `init`"),
     ("bash", "python -m launcher local --doctor", "ok `sm-launch local` forwards stops"),
 ]
 
 
 @pytest.mark.parametrize(("pid_1", "between", "expected"), STOPS)
 def test_whether_a_stop_reaches_the_ranks(tmp_path, pid_1, between, expected):
+    (tmp_path / "proc" / "1").mkdir(parents=True)
+    (tmp_path / "proc" / "1" / "cmdline").write_text(pid_1)
     above = {9: "sm-launch doctor", 7: between, 1: pid_1}
     for pid in {"nothing": (7,), "no way": (1,), "itself": (9, 7)}.get(between, ()):
         del above[pid]

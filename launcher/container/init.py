@@ -22,9 +22,9 @@ How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 b
    connected from `main` in cli.py by `registered` (presence.py), once its `Signals` note stops.
 2. run/supervisor.py: `Supervisor._on_signals` queues it; `_take_signals` turns it into the event
    `Signal`.
-3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`, if ranks run.
-4. run/machine.py: `_end` returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to
-   the keepers of all ranks.
+3. run/machine.py: `signalled` has `_end` begin the phase `Ending` with `Why.STOP`, if ranks run.
+4. `_end` also returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to the keepers
+   of all ranks.
 5. run/keeper.py: `_end` sends the signal to the rank's script, once.
 
 In step 3 `Report(Stop)` also goes to the coordinator. Its `End` does on other hosts what `Signal`
@@ -193,7 +193,8 @@ class _Init:
 def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Signals) -> None:
     """Report to the first host, if this is another, that this host cannot start.
 
-    It gives up after a few seconds (UNHEARD_SECONDS): the first host may have no launcher either.
+    It gives up after a few seconds (_UNHEARD_SECONDS of peers/link.py): the first host may have no
+    launcher either.
     """
     seen = {**environ, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"}  # do not query the drivers
     # A script must be named; a hyperparameter may name it, and set options, too.

@@ -111,13 +111,10 @@ class Helper:
         self.pid, process.returncode = process.pid, 0  # the loop reaps all children, not Popen
         selector.register(self._connection, selectors.EVENT_READ, self._read)
 
-    def send(self, message: Mapping[str, Any]) -> bool:
-        """Send a message; return whether the kernel took all of it."""
-        try:
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, unless the helper has ended: its end is reported."""
+        with contextlib.suppress(OSError):
             self._connection.sendall(encoded(message))
-        except OSError:
-            return False
-        return True
 
     def _read(self) -> None:
         try:

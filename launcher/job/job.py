@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher.job.options import Options
-from launcher.text.words import join_and_count, plural, some_of
+from launcher.text.words import listed, plural
 
 
 class Cluster(NamedTuple):
@@ -152,6 +152,5 @@ class Job(NamedTuple):
         cluster = self.cluster
         if cluster.nnodes == 1:
             return ""
-        named = some_of(cluster.hosts)
-        hosts, port = join_and_count(named, cluster.nnodes - len(named)), self.options.peer_port
+        hosts, port = listed(cluster.hosts), self.options.peer_port
         return f"{hosts}: rendezvous at {self.endpoint}, launcher channel on port {port}"

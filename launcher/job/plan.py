@@ -37,12 +37,12 @@ def command(plan: LaunchPlan, folder: str = "") -> str:
 def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command without keepers, which need a launcher."""
     begin = argv.index("--no-python")
-    kind, *words = argv[begin + len(_keeper("")) :]
+    kind, *words = argv[begin + len(_stub("")) :]
     return (*argv[:begin], *(["--module"] if kind == "module" else []), "--", *words)
 
 
-def _keeper(python: str) -> tuple[str, ...]:
-    """Return torchrun's arguments that start a keeper, which starts and ends its rank."""
+def _stub(python: str) -> tuple[str, ...]:
+    """Return torchrun's arguments that start a stub, whose keeper starts and ends the rank."""
     # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
     return ("--no-python", "--", python, "-I", "-S", STUB.replace("$", "$$"))
 
@@ -71,7 +71,7 @@ def make_plan(
     words = [word.replace("$", "$$") for word in (*_target(options), *options.script_args)]
     torchrun = (resources.python, "-m", "torch.distributed.run", *planning.flags())
     plan = LaunchPlan(
-        argv=(*filter(None, [runner]), *torchrun, *_keeper(resources.python), *words),
+        argv=(*filter(None, [runner]), *torchrun, *_stub(resources.python), *words),
         environment={**added, **for_speed, **for_library},
         nproc_per_node=str(nproc),
         program=planning.program(),
@@ -96,7 +96,7 @@ def make_plan(
 
 
 def _target(options: Options) -> tuple[str, str]:
-    """Return the keeper's arguments KIND and TARGET."""
+    """Return the stub's arguments KIND and TARGET."""
     if options.train_module:
         return "module", options.train_module
     return "script", options.train_script

@@ -57,7 +57,7 @@ from launcher.peers.state import (
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.notes import Note
-from launcher.text.words import Log, join_and_count, lasted, ordinal, short, some_of
+from launcher.text.words import Log, lasted, listed, ordinal, short
 from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
 
@@ -181,8 +181,7 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     """Log who is missing; end the job without them at the start timeout."""
     job = state.job
     absent = [host for host in job.members if host not in state.members]
-    named = some_of(absent)
-    missing = join_and_count(named, len(absent) - len(named))
+    missing = listed(absent)
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
         return _end(state, of_lost_host(missing, how).result, now)
@@ -226,14 +225,14 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
         return state, ()
     if isinstance(phase, Clearing):
         assert phase.blame
-        is_of_rank = failure.may_restart
+        may_restart = failure.may_restart
         if phase.blame.failure.restart:
             return state, ()  # what has ended a restart stays
-        if not (is_of_rank or phase.end.restart):
+        if not (may_restart or phase.end.restart):
             return state, ()  # of a launcher, or torchrun: the job ends anyway
         blame = phase.blame.noted(failure, at)
         # A lost host, or a launcher's own error, ends a job that was about to restart.
-        if not is_of_rank and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
+        if not may_restart and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
             blame = Blame(_while_restarting(state, failure), at, no_restart=failure.headline)
         return state._replace(phase=phase._replace(blame=blame)), ()
     deadline = now + failure.cause.patience
@@ -439,9 +438,8 @@ def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: flo
     if not behind:
         why = f"{job.current_host} did not make the next attempt's store {within}"
         return _leave(state, _result(state, blame._replace(no_restart=why)), now)
-    named = some_of(behind)
     how = f"did not clean up attempt {state.attempt} {within}"
-    late = of_lost_host(join_and_count(named, len(behind) - len(named)), how)
+    late = of_lost_host(listed(behind), how)
     return _end(state, _while_restarting(state, late).result, now)
 
 

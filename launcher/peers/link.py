@@ -7,7 +7,8 @@ all its reports with each hello, and acts on a stop by itself. It waits for the 
 connection lasts: a slow coordinator has the hello, and would take a second one for another host's.
 Another program that listens in its place does not matter. From then on (Joined) reports go up,
 commands come down, and only the coordinator decides. If the coordinator is lost, or was never
-reached, this host ends as in the last End, or with 69, and leaves: Left.
+reached, this host ends as in the last End, as it was stopped, for what kept it from starting, or
+with 69, and leaves: Left.
 
 Timeouts: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which detects a lost
 coordinator (channel.py). Times are on the clock System.now(), waits in seconds. Pure.

@@ -45,7 +45,7 @@ _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 class Cause(enum.IntEnum):
     """How well a failure explains why the job ends, the best explanation first."""
 
-    OWN = 0  # a rank failed for a reason of its own, or a host cannot start
+    OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # torchrun failed, or was killed
     ABORTED = 3  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
@@ -101,7 +101,7 @@ def as_received(result: Result) -> Result:
 class Failure(NamedTuple):
     """One reason for the job to fail: its host's facts, and those that the coordinator adds.
 
-    `exit_code` is a process's, 1 to 255. A restart can fix it only if it `may_restart` and no
+    `exit_code` is as a shell has it, 1 to 255. A restart can fix it only if it `may_restart` and no
     hardware is `broken` (in words); `rank` is the failed rank, -1 if none failed. `text` is made
     from the words.
     """
@@ -356,8 +356,8 @@ def of_error(error: LaunchError, host: str = "") -> Failure:
 
 def of_launcher(host: str, error: Exception) -> Failure:
     """Return the failure of a host whose launcher itself has failed with `error`."""
-    raised = f"{type(error).__name__}: {error}".removesuffix(": ")
-    what = f"launcher: {host}: the launcher itself failed with {raised}"
+    seen = f"{type(error).__name__}: {error}".removesuffix(": ")
+    what = f"launcher: {host}: the launcher itself failed with {seen}"
     return _with_code(Cause.OWN, EXIT_SOFTWARE, what, f"; see the traceback in the log of {host}")
 
 

@@ -1,4 +1,4 @@
-"""Explain a rank's failure by the chain of exceptions that rank.py sends. Pure.
+"""Explain a rank's failure by the chain of exceptions that describe.py makes. Pure.
 
 Programs seldom end with the original exception. They raise another one from it, call
 sys.exit in an `except` (hydra, click, argparse), or pass it on from another process as text
@@ -32,7 +32,7 @@ _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
-# Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
+# Exceptions that only carry an exit code; describe.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {

@@ -85,10 +85,11 @@ _LONGEST_PATH = 1024
 
 
 def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
-    """Return what may have caused an error with this text, as fields of raised.Exit.
+    """Return what may have caused an error with this text.
 
-    `notes` are in words; `counted` are kinds that the kernel counts, memory and processes; `broken`
-    is the hardware that the text reports as broken. The text is that of the exceptions `errors`, or
+    `notes` (in words) and `broken` (the hardware that the text reports as broken) are fields of
+    raised.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
+    `recorded` of them. The text is that of the exceptions `errors`, or
     the last words of a process.
     """
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}

@@ -43,7 +43,8 @@ def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
 def end(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    The result has fields of raised.Exit; its clues (clues.behind) are empty if the exit code is 0.
+    The result has fields of raised.Exit, and `counted`; its clues (clues.behind) are empty if the
+    exit code is 0.
     """
     found: dict[str, Any] = {"chain": [], "notes": [], "counted": [], "broken": ""}
     exit_code = 1

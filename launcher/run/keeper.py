@@ -57,6 +57,8 @@ _STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are st
 _AGAIN_SECONDS = 0.2  # between two looks at leftovers, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline, leftovers of the script get SIGTERM
 _CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script's end
+# os.system() ignores these while it waits for its program.
+_IGNORED_BY_SYSTEM = (signal.SIGINT, signal.SIGQUIT)
 _PRCTL = ctypes.CDLL(None).prctl
 NO_CLUES = {"words": "", "notes": [], "counted": [], "broken": ""}
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
@@ -332,8 +334,8 @@ class Keeper:
         if script.pid and not script.signal and (waits or not script.has_said_end):
             script.signal, script.response = signal, response(script.pid, signal)
             send(script.pid, signal)
-            if waits and script.response == "ignores" and signal in (2, 3):
-                self._signal_group()  # os.system() ignores stops while it waits for its program
+            if waits and script.response == "ignores" and signal in _IGNORED_BY_SYSTEM:
+                self._signal_group()
 
     def _signal_group(self) -> None:
         """Send the stop to the script's children in its process group."""
@@ -458,7 +460,6 @@ class Keeper:
 
 def _clues(code: int, output: str) -> dict[str, Any]:
     """Return what may explain a process's end.
-
 
     clues.py needs modules that no keeper needs at its start.
     """

@@ -17,10 +17,11 @@ of the job change nothing.
 *Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
 but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
 5 s; then the coordinator, whose loss acts as an End and a Leave; then torchrun, 15 s after a
-success, and 5 s for killed processes.
+success, and the failure grace and 5 s for killed processes.
 
 *Invariants.*
-- The result is set once, except when a restart becomes an end.
+- The result of an End is preliminary, that of Leave final; a success changes only if the program
+  that runs torchrun fails, or is stopped.
 - Only the third Ctrl-C cuts a stop short.
 - No rank runs in Joining and Done, nor at the same time as another attempt's.
 

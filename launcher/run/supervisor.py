@@ -271,7 +271,7 @@ class Supervisor(Stepping):
             for pid, exit_code in self._system.reap():
                 if pid == self._torchrun.pid:
                     error = self._torchrun.words() if exit_code > 0 else ""
-                    oom = self._keepers.oom() if exit_code == -9 else ""
+                    oom = self._keepers.oom() if exit_code == -signal.SIGKILL else ""
                     self.happens(events.TorchrunEnded(exit_code, error, oom))
         self._signals.extend(number for number in numbers if number != signal.SIGCHLD)
 

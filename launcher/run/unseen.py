@@ -1,6 +1,6 @@
 """In each rank: report crashes, and exceptions in other threads.
 
-faulthandler writes where a process crashed into a file in memory, which the keeper reads later. An
+faulthandler writes where a process crashed into a pipe, which the keeper reads at the end. An
 exception in another thread is reported at once: the main thread may end in any way after it.
 
 Loaded by rank.py, in the script's process: it imports no module of ours, and its failures must not
@@ -91,7 +91,7 @@ def report_threads(send: Callable[[dict[str, Any]], None], describe: types.Modul
 
 
 def begin(crash: int, send: Callable[[dict[str, Any]], None], describe: types.ModuleType) -> None:
-    """Watch for crashes and threads' exceptions, if possible; `crash` is the keeper's file."""
+    """Watch for crashes and threads' exceptions, if possible; `crash` is the keeper's pipe."""
     with contextlib.suppress(Exception):
         write_crashes(crash)
     with contextlib.suppress(Exception):

@@ -115,7 +115,7 @@ def described(
 ) -> str:
     """Return what --launcher-verbose logs of a step of a state machine; "" if it changed nothing.
 
-    "3.214 s: run Running to Failing on RankEnded(pid=71, exit_code=1, ...): Report(...)", where
+    "3.214 s: run Running to Ending on End(number=1, ...): EndRanks(...)", where
     `seconds` have passed since the launcher's start.
     """
     was, now = type(before.phase).__name__, type(after.phase).__name__

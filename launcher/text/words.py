@@ -45,15 +45,15 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
-def some_of(hosts: Sequence[str]) -> Sequence[str]:
-    """Return the first hosts, as many as a message can name."""
+def listed(hosts: Sequence[str]) -> str:
+    """Return the first hosts, as many as a message can name, and the number of the others."""
     count, length = 0, 0
     for host in hosts[:NAMED]:
         length += len(host)
         if count and length > _NAMES_LIMIT:
             break
         count += 1
-    return hosts[:count]
+    return join_and_count(hosts[:count], len(hosts) - count)
 
 
 def join_and_count(words: Sequence[str], more: int) -> str:

@@ -11,9 +11,9 @@ How a hang is found, and who may end the job
     judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure
     progress.py     what hosts report of ranks; stacks.py, the stacks of all ranks
 
-run/supervisor.py carries requests to the ranks and reports to the coordinator. The coordinator
-makes a failure of `Stalls.hang`, with exit code 75; a restart may follow. The watch ends ranks in
-no other way. When torch's own time-out has ended a rank, the coordinator also asks the watch why
+run/supervisor.py carries requests to the ranks and reports to the coordinator. To it `Stalls.hang`
+is a failure like any other, with exit code 75; a restart may follow. The watch ends ranks in no
+other way. When torch's own time-out has ended a rank, the coordinator also asks the watch why
 that rank had waited: all ranks are then polled at once, because there may be no notice yet.
 
 Theory

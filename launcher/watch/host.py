@@ -3,7 +3,7 @@ when some make no progress for a while, and when they do again. When the coordin
 all are polled at once, also for their stacks.
 
 While all ranks make progress, nothing is reported. This module sends nothing: it returns messages
-and their receivers. But its objects keep state. Times are on the clock time.monotonic(), waits in
+and their receivers. But its objects keep state. Times are on the clock System.now(), waits in
 seconds.
 """
 

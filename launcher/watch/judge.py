@@ -2,7 +2,7 @@
 
 It receives the hosts' reports and requests for stacks. Each function returns the new state, and
 lines for the log or commands to all hosts; `hang` is set if the coordinator must fail the attempt.
-launcher/watch/__init__.py explains when and why. Times are on the clock time.monotonic(), waits in
+launcher/watch/__init__.py explains when and why. Times are on the clock System.now(), waits in
 seconds.
 """
 

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.text.words import join_and_count, printable, some_of
+from launcher.text.words import listed, printable
 
 GATHER_SECONDS = 3.0  # for all hosts
 MOST_CALLS = 60  # of a thread
@@ -172,8 +172,7 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
         lines.insert(0, f"{omitted} more stacks, of as many ranks or more, are omitted.")
     missing = sorted(set(hosts) - set(stacks))
     if missing:
-        some = some_of(missing)
-        names = join_and_count(some, len(missing) - len(some))
+        names = listed(missing)
         lines.append(f"no answer within {GATHER_SECONDS:g} s from {names}.")
     return lines or ["no rank is running."]
 

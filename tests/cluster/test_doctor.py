@@ -52,7 +52,7 @@ def test_a_container_with_nothing_to_spare(job):
     job.start()
     assert host.wait() == 2, host.log()
     found = findings(host.log(stderr=False))
-    assert any("/dev/shm" in text and " MiB left" in text for level, text in found["disk"])
+    assert any("/dev/shm" in text and "of 64 MiB left" in text for level, text in found["disk"])
     assert any(level == "warning" and "/opt/ml/model" in text for level, text in found["disk"])
     assert host.failure.startswith(
         "launcher: doctor: a job would fail\ndisk: / (--launcher-log-dir): "
