@@ -60,12 +60,12 @@ def test_no_page_is_wider_than_a_phone(read, site):
 def test_the_search_finds_a_word_from_a_file(read, path):
     page = read(path)
     page.keyboard.press("/")
-    page.keyboard.type("horovodrun")
+    page.keyboard.type("parallelize_module")
     found = page.locator(".md-search-result__link").first
     found.wait_for()
     found.click()
     page.wait_for_url("**/systems.html*")
-    assert "horovodrun" in page.locator("article").inner_text()
+    assert "parallelize_module" in page.locator("article").inner_text()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
