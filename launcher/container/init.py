@@ -57,7 +57,7 @@ from launcher.run import supervisor
 from launcher.text.log import log
 from launcher.text.words import shortened, signal_name
 
-_TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
+_TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
 # Seconds for `train` to finish (an upload, for example) if a stop comes after the job's end.
 _FINISH_SECONDS = 10
 _COMMAND = 200  # characters of a command in a message

@@ -89,8 +89,7 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
 
     `notes` (in words) and `broken` (the hardware that the text reports as broken) are fields of
     raised.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
-    `recorded` of them. The text is that of the exceptions `errors`, or
-    the last words of a process.
+    `recorded` of them. The text is that of the exceptions `errors`, or the last words of a process.
     """
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}
     notes: list[str] = []
