@@ -1,4 +1,4 @@
-"""Prints tables into pages: of options, exit codes, events, the tests' facts.
+"""Prints tables into pages: of options, exit codes, events.
 
     make docs                          # fill them in, and build the site
     python docs/tables.py              # fill them in; the launcher has to be importable
@@ -9,7 +9,6 @@ Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
-import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Callable
@@ -20,14 +19,7 @@ from launcher.text import notes
 from launcher.text.words import flag
 
 HERE = Path(__file__).parent
-PAGES = [
-    HERE / name
-    for name in (
-        "options.md",
-        "logs.md",
-        "development/equality.md",
-    )
-]
+PAGES = [HERE / "options.md", HERE / "logs.md"]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -59,19 +51,6 @@ def exit_codes() -> str:
     return "\n".join([*table("code", "when"), *rows])
 
 
-def equality() -> str:
-    """Return the tables of what a rank is, one for each part."""
-    tests = runpy.run_path(str(HERE.parent / "tests" / "equality.py"))
-    starts, lines = tests["STARTS"], []
-    for part, facts in tests["FACTS"].items():
-        lines += [f"**{part.title}**", "", *table("fact", *starts)]
-        for fact in facts:
-            cells = [fact.words, *(fact.after(start).words for start in starts)]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines[:-1])
-
-
 def named(head: str, rows: Mapping[str, str]) -> str:
     """Return a table of names and what they mean."""
     lines = [f"| {code(name)} | {meaning} |" for name, meaning in rows.items()]
@@ -81,7 +60,6 @@ def named(head: str, rows: Mapping[str, str]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
-    "equality": equality,
     "fields of events": lambda: named("field", notes.FIELDS),
     "events": lambda: named("event", notes.EVENTS),
 }

@@ -1,10 +1,8 @@
-"""What a rank is, fact by fact, and how it differs from a plain torchrun one: docs' equality.md.
+"""What docs/development/equality.md says of a rank, looked up in it; test_equality.py compares.
 
-Each row of FACTS is a row of that page, with a probe: a rank calls it and reports what it returns.
-Where a start of the launcher's is not equal, the row says how. tests/test_equality.py runs this
-file in ranks and compares; docs/tables.py prints the rows.
+The page's rows have expressions, of which each rank reports the value: of names that are here.
 """
-# ruff: noqa: E402
+# ruff: noqa: E402, F401
 
 from __future__ import annotations
 
@@ -33,9 +31,8 @@ import threading
 import time
 import uuid
 import warnings
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
-STARTS = ("cold", "warm")  # values of --launcher-start: the page has a column for each
 LONGEST = 60  # s that workers may take
 ARGUMENTS = ("--epochs", "1", "", "a b", "--", "--help", "-m")
 # What differs between two jobs of plain torchrun's, too.
@@ -59,44 +56,6 @@ class Later:
 
 torch, dist, numpy = Later("torch"), Later("torch.distributed"), Later("numpy")
 multiprocessing = Later("multiprocessing")
-
-
-class Part(NamedTuple):
-    """Rows of one job; `job` is the name of what test_equality.py runs."""
-
-    title: str
-    job: str
-
-
-class Other(NamedTuple):
-    """How a rank differs, in the page's words, and what the fact is then: by default whatever."""
-
-    words: str
-    value: Any = ...
-
-
-EQUAL, AS_COLD = Other("equal"), Other("as after a cold start")
-
-
-class Fact(NamedTuple):
-    """A row: its words, the probe, and how ranks of each start differ.
-
-    is_drawn: what counts is how many of its values differ, over two ranks and two attempts.
-    within: numbers that differ by no more than this share are equal. rank: the only one to have it,
-    as it takes long.
-    """
-
-    words: str
-    probe: Callable[[], Any]
-    cold: Other = EQUAL
-    warm: Other = AS_COLD
-    is_drawn: bool = False
-    within: float = 0.0
-    rank: int | None = None
-
-    def after(self, start: str) -> Other:
-        """Return how a rank differs after one of STARTS."""
-        return self.cold if start == "cold" or self.warm is AS_COLD else self.warm
 
 
 def own_file(name):
@@ -164,6 +123,10 @@ def inherited():
     mine = lines, os.getpriority(os.PRIO_PROCESS, 0), own_file("oom_score_adj")
     user = os.getresuid(), os.getresgid(), sorted(os.getgroups()), status("CapEff")
     return os.getcwd(), mask, mine, sorted(os.sched_getaffinity(0)), user
+
+
+def command_line():
+    return short(own_file("cmdline").split("\0"))
 
 
 def parent():
@@ -385,312 +348,15 @@ def waits_to_be_seen():
     wait_for("seen")
 
 
-RANK_PY = Other("rank.py stands before the script, which it runs")
-KEEPER = "the rank's keeper, a process between torchrun and the script"
-FACTS = {
-    Part("At the script's first line", "script"): [
-        Fact(
-            "`torch` is not imported yet",
-            lambda: "torch" in LOADED,
-            warm=Other("it is, and what it imports"),
-        ),
-        Fact(
-            "`sys.modules`",
-            lambda: LOADED,
-            Other("more of the standard library, which the launcher's lines need"),
-        ),
-        Fact(
-            "number of threads",
-            tasks,
-            warm=Other("one more, which replies where the rank is", 2),
-        ),
-        Fact(
-            "descriptors that children inherit, but for 0 to 2",
-            lambda: [one for one in descriptors() if os.get_inheritable(one)],
-        ),
-        Fact(
-            "other descriptors",
-            lambda: sorted(os.path.basename(one).split("-")[0] for one in descriptors().values()),
-            Other("the connection to the launcher, and the file for a crash's place"),
-        ),
-        Fact(
-            "signals that are ignored and blocked, `signal.getsignal` of each, the wakeup"
-            " descriptor, timers",
-            handlers,
-        ),
-        Fact(
-            "signals that are caught",
-            lambda: signals("SigCgt"),
-            Other("those of a crash, too: faulthandler notes its place", [2, 4, 6, 7, 8, 11]),
-            Other("likewise, and SIGRTMAX-3, at which it notes where a rank is; one of threads"),
-        ),
-        Fact("`sys.argv`", lambda: sys.argv),
-        Fact(
-            "`sys.orig_argv` (Python 3.10)", lambda: short(getattr(sys, "orig_argv", ())), RANK_PY
-        ),
-        Fact(
-            "`/proc/PID/cmdline`",
-            lambda: short(own_file("cmdline").split("\0")),
-            RANK_PY,
-            Other("those of the process that forks it: warm.py"),
-        ),
-        Fact(
-            "leads its session and its process group, has no terminal; its program, and its name"
-            " but for `pt_main_thread`, as importing torch 2.4 names it",
-            session,
-        ),
-        Fact(
-            "`os.environ`",
-            lambda: sorted(os.environ),
-            Other(
-                "`LAUNCHER_JOB_MARK`, by which a launcher that the script starts knows of this one"
-            ),
-            Other("likewise, and `TORCH_FR_BUFFER_SIZE`: gloo's flight recorder is on"),
-        ),
-        Fact(
-            "values of the variables that both have, but for the job's id and port, and"
-            " TORCHELASTIC_USE_AGENT_STORE: True from the first restart on, with torch 2.4 False"
-            " otherwise",
-            values,
-        ),
-        Fact(
-            "`/proc/PID/environ` is `os.environ`",
-            lambda: sorted({name.split("_")[0] for name in names_of_start() ^ set(os.environ)}),
-            Other("and where the launcher is: `LAUNCHER_...`", ["LAUNCHER"]),
-            Other("that of the process that forks it"),
-        ),
-        Fact(
-            "current folder, umask, limits but that of open files, priority, cores, the kernel's"
-            " out-of-memory score, user, groups and capabilities",
-            inherited,
-        ),
-        Fact(
-            "how many files it may have open",
-            lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
-            Other("the soft limit is the hard one, at most 65,536, if it was lower", [700, 700]),
-        ),
-        Fact("parent", parent, Other(KEEPER, ["stub.py"]), Other(KEEPER, ["warm.py"])),
-        Fact(
-            "0 is the same open file; so are 1 and 2 where they are a terminal",
-            lambda: is_open_as(0),
-        ),
-        Fact(
-            "1 and 2 elsewhere: a pipe, a file",
-            lambda: is_open_as(1, 2),
-            Other("pipes of the rank's keeper, which writes whole lines to these"),
-        ),
-        Fact(
-            "`sys.stdin`, `sys.stdout`, `sys.stderr`: encoding, errors, buffering, names", streams
-        ),
-        Fact(
-            "calls below the script's own lines: `inspect.stack()`",
-            calls_below,
-            Other("three of rank.py's; no traceback that is printed has them", ["rank.py"] * 3),
-            Other("rank.py's and warm.py's; no traceback that is printed has them"),
-        ),
-        Fact(
-            "`__main__`: its attributes, that it is `sys.modules['__main__']`, how its classes are"
-            " pickled",
-            main_module,
-        ),
-        Fact(
-            "`sys.flags`, `-W`, `-X` and `-u`, `PYTHON...` variables, `sys.path`,"
-            " `sys.executable`, `sys.prefix`, where bytecode is written",
-            python,
-        ),
-        Fact(
-            "`sys.meta_path` and `sys.path_hooks`",
-            finders,
-            Other("the watch's finder, which finds nothing: it sees torch imported"),
-        ),
-        Fact(
-            "`sys.excepthook`, `sys.displayhook`, `sys.unraisablehook`, traces, recursion limit,"
-            " switch interval, longest number; names of `builtins`, but for pybind11's, of torch"
-            " 2.4",
-            interpreter,
-        ),
-        Fact(
-            "`threading.excepthook`",
-            lambda: threading.excepthook.__name__,
-            Other("a function that calls it: threads' exceptions are reported", "show"),
-        ),
-        Fact(
-            "`threading`: the main thread, its name and `native_id`, all threads;"
-            " `multiprocessing`: start method, the process's name, no parent",
-            threads,
-        ),
-        Fact(
-            "`faulthandler.is_enabled()`",
-            faulthandler.is_enabled,
-            Other("it is, to the launcher's file", True),
-        ),
-        Fact(
-            "number of `atexit` handlers",
-            atexit._ncallbacks,
-            warm=Other("torch's, which a script has once it imports torch"),
-        ),
-        Fact(
-            "`gc`: thresholds, switched on, frozen objects",
-            lambda: (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), gc.callbacks),
-            warm=Other("what the imports have made is frozen"),
-        ),
-        Fact("locale, encodings, time zone, also one that the script sets", places),
-        Fact("`warnings.filters`", filters, warm=Other("torch's are there")),
-        Fact(
-            "loggers, and the root's level and handlers",
-            lambda: (levels(), sorted(logging.root.manager.loggerDict)),
-            warm=Other("torch's are there"),
-        ),
-        Fact(
-            "the signal at its parent's death",
-            lambda: asked(2),  # PR_GET_PDEATHSIG
-            Other("SIGTERM, when its keeper is killed", 15),
-        ),
-        Fact(
-            "what else `prctl` has: a subreaper, `dumpable`, no new privileges, seccomp",
-            of_the_kernel,
-        ),
-        Fact("what a child of `subprocess` sees: variables, descriptors, signals, input", child),
-    ],
-    Part("After `import torch`", "script"): [
-        Fact(
-            "TORCH_DISTRIBUTED_DEBUG, as the script sets it before it imports torch",
-            debug_level,
-            warm=Other("not heard: it was read at the import, with what the job has"),
-        ),
-        Fact(
-            "TORCH_LOGS, likewise",
-            lambda: [logging.getLogger(f"torch.{one}").level for one in ("_inductor", "_dynamo")],
-            warm=Other("not heard, likewise"),
-        ),
-        Fact("threads of OpenMP and MKL, by OMP_NUM_THREADS as torchrun has it", openmp, rank=0),
-        Fact(
-            "threads of OpenMP and MKL, by OMP_NUM_THREADS as the script sets it",
-            openmp,
-            rank=1,
-            warm=Other("not heard, likewise: `torch.set_num_threads` is"),
-        ),
-        Fact(
-            "what the import adds to `os.environ`",
-            lambda: sorted({*os.environ} - names_of_start() - {*SET_BY_SCRIPT}),
-            Other("gloo's flight recorder is on, for the watch", ["TORCH_FR_BUFFER_SIZE"]),
-            Other("nothing; the recorder is on from the start"),
-        ),
-        Fact(
-            "number of threads",
-            tasks,
-            Other("one more, which replies where the rank is", 2),
-            rank=0,
-        ),
-        Fact(
-            "threads that Python knows; `warnings.filters`",
-            lambda: (sorted(thread.name for thread in threading.enumerate()), filters()),
-        ),
-        Fact(
-            "levels and handlers of torch's loggers",
-            levels,
-            warm=Other("TORCH_LOGS is not heard, as above"),
-        ),
-        Fact(
-            "torch's modes: default type, gradients, determinism, precision; CUDA can be used, if"
-            " there is any: `torch.cuda.is_available()`",
-            modes,
-        ),
-        Fact(
-            "a backward pass, a product of large matrices, a process group of gloo's and an"
-            " all-reduce",
-            computes,
-        ),
-        Fact(
-            "memory (PSS) of a rank, to a quarter",
-            memory,
-            within=0.25,
-            warm=Other("less: what the import made is shared"),
-        ),
-        Fact(
-            "workers of a DataLoader, and of pools of `multiprocessing`, by fork, spawn and"
-            " forkserver",
-            lambda: [*map(workers, ("fork", "spawn", "forkserver"))],
-            rank=0,
-        ),
-        Fact("`torch.compile` with a C++ compiler", compiled, rank=1),
-    ],
-    Part("Chance: no rank of no attempt draws the numbers of another", "script"): [
-        Fact(
-            "`hash()` of a text",
-            lambda: [hash("text")],
-            is_drawn=True,
-            warm=Other("the same in all ranks and attempts of a host", [1]),
-        ),
-        Fact(
-            "`random`, `numpy.random`, `torch.rand`, `torch.initial_seed()`, `uuid`, temporary"
-            " names, `multiprocessing`'s key",
-            drawn,
-            is_drawn=True,
-        ),
-        Fact("the same numbers once they are seeded: `random`, `numpy`, `torch`", seeded),
-    ],
-    Part("In `python -m package.tool`", "module"): [
-        Fact(
-            "`__main__`, its `__spec__` and `__package__`, `sys.argv`, how its classes are pickled",
-            lambda: (main_module(), sys.argv),
-        ),
-        Fact(
-            "calls below its own lines",
-            calls_below,
-            Other("rank.py's below runpy's"),
-            Other("rank.py's and warm.py's below runpy's"),
-        ),
-        Fact("`sys.path`: the current folder is first", lambda: sys.path),
-        Fact("a relative import, and an import of the whole name", relative),
-    ],
-    Part("Beside a queue.py and a socket.py of the script's own, with PYTHON_EXEC", "odd"): [
-        Fact(
-            "`import queue` gives the script's own, with its bytecode in `__pycache__`", own_queue
-        ),
-        Fact(
-            "`import socket` gives the script's own",
-            lambda: importlib.import_module("socket").__file__,
-            Other("Python's, which rank.py has loaded; with its own, no script could import torch"),
-        ),
-        Fact(
-            "options of the program that runs Python",
-            lambda: (python(), filters(), os.environ["PYTHON_EXEC"]),
-        ),
-    ],
-    Part(
-        "How it ends: exit code, stdout and stderr, exit handlers, objects that are still there",
-        "ends",
-    ): [
-        Fact("the script's last line", lambda: None),
-        Fact("`sys.exit(3)`", lambda: sys.exit(3)),
-        Fact('`sys.exit("text")`', lambda: sys.exit("text")),
-        Fact(
-            "an exception that came from another: the traceback has the script's frames alone",
-            raises,
-        ),
-        Fact(
-            "a relative import in a script of a package's folder",
-            lambda: exec("from . import helper", vars(sys.modules["__main__"])),
-        ),
-        Fact("`os._exit(4)`", lambda: os._exit(4)),
-        Fact("SIGKILL", lambda: os.kill(os.getpid(), 9)),
-        Fact("`os.abort()`", os.abort),
-    ],
-    Part("What the launcher knows of it", "stacks"): [
-        Fact(
-            "`sm-launch stacks` shows where all ranks are",
-            waits_to_be_seen,
-            Other("yes", "2 ranks (0-1)"),
-        )
-    ],
-}
-
-
 def of_job(name):
-    """Return the facts of a job, by their names."""
-    parts = [part for part in FACTS if part.job == name]
-    return {f"{part.title}: {fact.words}": fact for part in parts for fact in FACTS[part]}
+    """Return the rows of a job, by their words: an expression, and what else the row has of it."""
+    with open("facts.json") as file:
+        return json.load(file)[name]
+
+
+def value(code):
+    """Return an expression's value; its frame is one of this file's."""
+    return eval(compile(code, __file__, "eval"), globals())
 
 
 def wait_for(*files):
@@ -712,10 +378,10 @@ def write(name, found):
 def tell(job, attempt=1):
     """Write what the facts of a job are; what one raises is what it is."""
     rank, found = int(os.environ["RANK"]), {}
-    for name, fact in of_job(job).items():
-        if fact.rank in (None, rank) and (attempt or fact.is_drawn):
+    for name, (code, how, number) in of_job(job).items():
+        if (how != "rank" or number == rank) and (attempt or how == "drawn"):
             try:
-                found[name] = fact.probe()
+                found[name] = value(code)
             except Exception as error:
                 found[name] = repr(error)
     write(f"{job}-{attempt}-{rank}", found)
@@ -740,7 +406,7 @@ def end():
     last = Last()
     write(f"ends-1-{rank}", {})
     wait_for(*(f"ends-1-{other}.json" for other in range(len(ways))))
-    ways[rank].probe()
+    value(ways[rank][0])
 
 
 def main():

@@ -1,4 +1,7 @@
-"""A rank of the launcher's, beside one of plain torchrun's: the rows of tests/equality.py.
+"""A rank of the launcher's, beside one of plain torchrun's: the rows of the page equality.md.
+
+Behind a row's words is an expression, of which equality.py reports the value in a rank. Where the
+page does not say that a start is equal, it says how it differs, and maybe which value it has.
 
 The first test runs all jobs. The reference is plain torchrun itself, with the arguments that the
 launcher gives it; for what needs no torch, `python -u`, as torchrun starts its ranks.
@@ -15,13 +18,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equality
 import psutil
 import pytest
-from conftest import LAUNCHER, poll
-from equality import EQUAL, FACTS, STARTS, of_job
+from conftest import LAUNCHER, REPO, poll
 
 pytestmark = [
     pytest.mark.torch,
@@ -31,8 +33,48 @@ pytestmark = [
     pytest.mark.xdist_group("stacks"),
 ]
 
-NAMES = {name: fact for part in FACTS for name, fact in of_job(part.job).items()}
-PLAIN = "plain"
+PAGE = REPO / "docs" / "development" / "equality.md"
+PLAIN, STARTS = "plain", ("cold", "warm")  # values of --launcher-start: the page's columns
+PART = re.compile(r"\*\*(.*)\*\* <!-- (\w+) -->")
+ROW = re.compile(r"\| (.*?) <!-- (?:(drawn|within|rank) ?(\S*): )?(.*?) --> \| (.*) \| (.*) \|")
+
+
+class Fact(NamedTuple):
+    """A row: what ranks of a job report is the value of `code`; `cells` say how starts differ.
+
+    how: of what is "drawn" counts how many values differ, over two ranks and two attempts; numbers
+    "within" a share of each other are equal; one "rank" alone reports what takes long.
+    """
+
+    job: str
+    code: str
+    how: str
+    number: float
+    cells: tuple[str, ...]
+
+
+def facts() -> dict[str, Fact]:
+    """Return the page's rows, by the title and the words of each."""
+    found, title, job = {}, "", ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if part := PART.fullmatch(line):
+            title, job = part.groups()
+        elif line.startswith("| ") and not line.startswith("| fact |"):
+            row = ROW.fullmatch(line)
+            assert row, f"a row without an expression: {line}"
+            words, how, number, code, *cells = row.groups()
+            found[f"{title}: {words}"] = Fact(job, code, how or "", float(number or 0), (*cells,))
+    return found
+
+
+FACTS = facts()
+JOBS = {fact.job for fact in FACTS.values()}
+
+
+def of_job(job: str) -> dict[str, Fact]:
+    return {name: fact for name, fact in FACTS.items() if fact.job == job}
+
+
 TORCHRUN = "--nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0"
 TORCHRUN += " --local-addr=localhost --max-restarts=1 --rdzv-id=job"
 OURS = "--launcher-nproc-per-node 2 --launcher-max-restarts 1"
@@ -102,12 +144,14 @@ class Jobs(contextlib.ExitStack):
         return found
 
     def _write_scripts(self) -> None:
+        rows = {job: {name: fact[1:4] for name, fact in of_job(job).items()} for job in JOBS}
         package, odd = self._folder / "package", self._folder / "odd"
         for folder in (package, odd):
             folder.mkdir(parents=True)
             shutil.copy(equality.__file__, folder.parent)
         shutil.copy(equality.__file__, odd)
         shutil.copy(equality.__file__, package / "script.py")
+        (self._folder / "facts.json").write_text(json.dumps(rows))
         (package / "__init__.py").touch()
         (package / "helper.py").touch()
         (package / "tool.py").write_text(TOOL)
@@ -208,23 +252,23 @@ def counted(values: list[list[Any]]) -> list[int]:
     return [len(set(column)) for column in zip(*values)]
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_as_plain_torchruns_or_as_the_page_says(name, start, told):
-    fact = NAMES[name]
+@pytest.mark.parametrize("number", range(len(STARTS)), ids=STARTS)
+@pytest.mark.parametrize("name", FACTS)
+def test_a_rank_is_as_plain_torchruns_or_as_the_page_says(name, number, told):
+    fact, start = FACTS[name], STARTS[number]
     plain, ours = told(PLAIN)[name], told(start)[name]
-    if fact.is_drawn:
+    if fact.how == "drawn":
         plain, ours = ([counted(values)] for values in (plain, ours))
         assert set(plain[0]) == {4}
-    if fact.within:
-        is_equal = all(abs(a - b) <= fact.within * a for a, b in zip(plain, ours))
+    if fact.how == "within":
+        is_equal = all(abs(a - b) <= fact.number * a for a, b in zip(plain, ours))
     else:
         is_equal = plain == ours
-    other = fact.after(start)
-    if other is EQUAL:
+    words, _, value = fact.cells[number].partition(" <!-- ")
+    if words == "equal":
         assert is_equal, f"plain: {plain}\n{start}: {ours}"
-    elif other.value is ...:
-        assert not is_equal, "it is equal now: the page does not have to say more"
-        assert not fact.within or all(b < a for a, b in zip(plain, ours))  # it is said to be less
+    elif value:
+        assert plain != ours == [json.loads(value.removesuffix(" -->"))] * len(ours)
     else:
-        assert plain != ours == [other.value] * len(ours)
+        assert not is_equal, "it is equal now: the page does not have to say more"
+        assert fact.how != "within" or all(b < a for a, b in zip(plain, ours))  # said to be less
