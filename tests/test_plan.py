@@ -10,11 +10,11 @@ import pytest
 
 from launcher import __version__
 from launcher.errors import LaunchError
-from launcher.job import arguments, torchrun_args
+from launcher.job import arguments, prepare, torchrun_args
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
-from launcher.job.plan import STUB, at_address, command, make_plan
+from launcher.job.plan import STUB, command, make_plan
 from launcher.job.resources import Resources
 from launcher.result.causes import of_error
 
@@ -409,11 +409,12 @@ def test_an_interface_that_does_not_exist_is_not_exported():
     ],
 )
 def test_a_host_that_the_others_reach_at_an_address(
-    cluster, address, interface, has_name, added, replaced
+    monkeypatch, cluster, address, interface, has_name, added, replaced
 ):
     of = job(cluster=cluster)
     before = of.plan
-    made = at_address(before, of, address, interface, has_name=has_name)
+    monkeypatch.setattr(prepare, "interface_of", lambda _: interface)
+    made = prepare.reached_at(before, of, address, {}, has_name=has_name)
     assert made.environment == {**before.environment, **added}
     names = {"endpoint": "--rdzv-endpoint", "address": "--local-addr"}
     words = {names[what]: value for what, value in replaced.items()}

@@ -48,35 +48,33 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     Raises LaunchError for an unknown option, for a missing or invalid value, if neither a script
     nor a module is named, and if both are.
     """
-    values: dict[str, Any] = {}
-    unknown: list[str] = []
-    for variable, text in sorted(environ.items()):
-        if variable in _TWINS:
-            if text:
-                field = _TWINS[variable]
-                values[field] = checked(variable, text, _PARSERS[field])
-        elif variable not in INTERNAL and (
-            variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in _TWINS
-        ):
-            unknown.append(variable)
+    twins = {field: name for name, field in _TWINS.items() if environ.get(name)}
+    given = {field: (name, environ[name]) for field, name in twins.items()}
     script_args: list[str] = []
     for typed, field, text in _options_and_words(argv):
         if field:
-            values[field] = checked(typed[0].partition("=")[0], text, _PARSERS[field])
+            given[field] = (typed[0].partition("=")[0], text)
         else:
             script_args += typed
+    sources = dict(given)
+    for name, field in _OF_TORCHRUN.items():
+        if environ.get(name):
+            sources.setdefault(field, (name, environ[name]))
+    values: dict[str, Any] = {
+        field: checked(name, text, _PARSERS[field]) for field, (name, text) in sources.items()
+    }
+    unknown = sorted(
+        name
+        for name in environ.keys() - {*_TWINS, *INTERNAL}
+        if name.startswith("LAUNCHER_") or name.upper().replace("-", "_") in _TWINS
+    )
     _check_target(values, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
-    torchruns: dict[str, Any] = {}
-    for variable, field in _OF_TORCHRUN.items():
-        if environ.get(variable) and field not in {*values, *torchruns}:
-            torchruns[field] = checked(variable, environ[variable], _PARSERS[field])
     return Options(
         **values,
-        **torchruns,
         script_args=tuple(script_args),
-        given=frozenset(values),
+        given=frozenset(given),
         unknown_twins=tuple(unknown),
     )
 

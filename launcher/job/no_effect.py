@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import COUNTED, MOST_RANKS, OPTIONS, Options
+from launcher.job.options import OPTIONS, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER
-from launcher.text.words import PREFIX, flag
+from launcher.text.words import flag
 
-_NPROC = "nproc-per-node"
+_NPROC = "nproc_per_node"
+_NUMBER_OF_RANKS = re.compile(r"auto|cpu|gpu|xpu|[1-9]\d{0,3}", re.ASCII)
 
 
 def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str]:
@@ -20,18 +22,15 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
         hint = f"did you mean {twin}?" if is_misspelt else "see --launcher-help."
         yield f"warning: {variable} is not a launcher option; {hint}"
     yield from _meant_for_the_launcher(options)
-    if "preload" in options.given and options.start != "warm":
-        yield (
-            f"warning: {flag('preload')} has no effect: {flag('start')} is cold, and each rank "
-            "imports what it needs."
-        )
-    if options.restart_timeout and not options.max_restarts:
-        yield f"warning: {flag('restart_timeout')} has no effect: {flag('max_restarts')} is 0."
-    if "hang_notify" in options.given and not options.watch:
-        yield (
-            f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the "
-            "progress checks off."
-        )
+    unused = {
+        "preload": options.start != "warm"
+        and f"{flag('start')} is cold, and each rank imports what it needs",
+        "restart_timeout": not options.max_restarts and f"{flag('max_restarts')} is 0",
+        "hang_notify": not options.watch and f"{flag('watch')} 0 turns the progress checks off",
+    }
+    for field, why in unused.items():
+        if why and field in options.given:
+            yield f"warning: {flag(field)} has no effect: {why}."
     if options.script_dir and not os.path.isdir(options.script_dir):
         yield f"warning: {flag('script_dir')}: there is no folder {options.script_dir}."
     # SageMaker sets it, and so does `sm-launch local`.
@@ -44,22 +43,13 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
 
 def _meant_for_the_launcher(options: Options) -> Iterator[str]:
     """Yield a line for each script argument with the name of an option of ours or of torchrun."""
-    own_names = {field.replace("_", "-"): flag(field) for field in OPTIONS}
-    words = [*options.script_args, ""]
-    for word, value in zip(words, words[1:]):
+    ours = {flag(field).lstrip("-"): flag(field) for field in OPTIONS}
+    for word, following in zip(options.script_args, (*options.script_args[1:], "")):
         name, equals, text = word.partition("=")
         spelled = name.lstrip("-").lower().replace("_", "-")
-        option = own_names.get(spelled.removeprefix(PREFIX.lstrip("-")))
-        if option and name.startswith("-") and spelled.startswith(PREFIX.lstrip("-")):
-            yield (
-                f"warning: {name} is passed to the script; the launcher's own option is {option}."
-            )
-        elif name[:2] == "--" and spelled == _NPROC and "nproc_per_node" not in options.given:
-            if _is_number_of_ranks(text if equals else value):
-                yield (
-                    f"{name} is passed to the script; the launcher's own option is {flag(_NPROC)}."
-                )
-
-
-def _is_number_of_ranks(text: str) -> bool:
-    return text in COUNTED or (text.isdecimal() and 0 < int(text[:5]) <= MOST_RANKS)
+        passed = f"{name} is passed to the script; the launcher's own option is"
+        if name.startswith("-") and spelled in ours:
+            yield f"warning: {passed} {ours[spelled]}."
+        elif name in ("--nproc-per-node", "--nproc_per_node") and _NPROC not in options.given:
+            if _NUMBER_OF_RANKS.fullmatch(text if equals else following):
+                yield f"{passed} {flag(_NPROC)}."

@@ -4,10 +4,12 @@ Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an 
 `environment=`. arguments.py reads both, help.py and docs/tables.py print the table.
 """
 
-# Without `from __future__ import annotations`: the table is read from the annotations.
+from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Callable, NamedTuple, Optional
+import re
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from launcher.errors import UnexpectedError
 
@@ -27,6 +29,7 @@ EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 BARS = "LAUNCHER_BARS"
 INTERNAL = (RUN_DIR, JOB_MARK, INIT, KEEP_EXIT_CODE, HOST_ADDRESSES, EVENTS_DIR, BARS)
 SWITCHES = {"true": True, "false": False}
+_T = TypeVar("_T")
 
 
 # Parsers, each of one value; their ValueError says what was expected.
@@ -60,11 +63,18 @@ _PORT, _SECONDS = whole(1, 65535), whole(0, _DAY)
 COUNTED = ("auto", "cpu", "gpu", "xpu")  # devices that torchrun counts for --nproc-per-node
 
 
-def switch(text: str) -> bool:
-    """Return the value of `true` or `false`, in upper or lower case."""
-    if text.lower() not in SWITCHES:
-        raise ValueError("true or false")
-    return SWITCHES[text.lower()]
+def _words(meanings: Mapping[str, _T]) -> Callable[[str], _T]:
+    """Return a parser of some words, in upper or lower case."""
+
+    def parse(text: str) -> _T:
+        if text.lower() not in meanings:
+            raise ValueError(" or ".join(meanings))
+        return meanings[text.lower()]
+
+    return parse
+
+
+switch = _words(SWITCHES)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -76,28 +86,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _ranks(text: str) -> tuple[range, ...]:
     """Return ranges of the job's ranks, () for all."""
-    parse = whole(0, 999_999)
-    if text == "all":
-        return ()
-    try:
-        lists = [list(map(parse, ends.split("-", 1))) for ends in text.replace(" ", "").split(",")]
-        ranges = [range(ends[0], ends[-1] + 1) for ends in lists]
-    except ValueError:
-        ranges = []
-    if not ranges or not all(ranges):
+    parts = text.replace(" ", "").split(",")
+    found = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII) for part in parts]
+    ranges = tuple(range(int(ends[1]), int(ends[2] or ends[1]) + 1) for ends in found if ends)
+    if text != "all" and not (all(found) and all(ranges)):
         raise ValueError("all, or ranks separated by commas, such as 0 or 0,8-15")
-    return tuple(ranges)
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser of one of some words."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(" or ".join(words))
-        return text
-
-    return parse
+    return ranges
 
 
 def _shell_words(text: str) -> tuple[str, ...]:
@@ -118,6 +112,15 @@ class Option(NamedTuple):
     help: str
 
 
+_rows: list[Option] = []
+
+
+def _option(default: _T, metavar: str, parse: Callable[[str], _T], meaning: str) -> _T:
+    """Add a row to the table; return the default."""
+    _rows.append(Option(metavar, parse, meaning))
+    return default
+
+
 class Options(NamedTuple):
     """The launcher's options, validated; times are in seconds. docs/options.md explains them.
 
@@ -125,70 +128,68 @@ class Options(NamedTuple):
     """
 
     # fmt: off
-    nproc_per_node: Annotated[Optional[int], Option("auto|N", whole(1, MOST_RANKS, "auto"),
-        "processes per host; auto: one per GPU, else one per Neuron core, else 1")] = None
-    instance_groups: Annotated[tuple[str, ...], Option("A,B", _names,
-        "instance groups that run the job, in a heterogeneous cluster")] = ()  # (): all
-    max_restarts: Annotated[int, Option("N", whole(0, 1000),
-        "how many times to restart all ranks after a rank fails")] = 0
+    nproc_per_node: int | None = _option(None, "auto|N", whole(1, MOST_RANKS, "auto"),
+        "processes per host; auto: one per GPU, else one per Neuron core, else 1")
+    instance_groups: tuple[str, ...] = _option((), "A,B", _names,  # (): all
+        "instance groups that run the job, in a heterogeneous cluster")
+    max_restarts: int = _option(0, "N", whole(0, 1000),
+        "how many times to restart all ranks after a rank fails")
 
-    rdzv_port: Annotated[int, Option("PORT", _PORT,
-        "port of torchrun's rendezvous (the c10d store) on the first host")] = 29400
-    peer_port: Annotated[int, Option("PORT", _PORT,
-        "port of the launcher channel on the first host")] = 29401
-    start_timeout: Annotated[int, Option("SECONDS", whole(1, _DAY),
-        "fail the job if not all hosts have joined after this many seconds")] = 900
-    restart_timeout: Annotated[Optional[int], Option("SECONDS", whole(1, _DAY, "auto"),
+    rdzv_port: int = _option(29400, "PORT", _PORT,
+        "port of torchrun's rendezvous (the c10d store) on the first host")
+    peer_port: int = _option(29401, "PORT", _PORT, "port of the launcher channel on the first host")
+    start_timeout: int = _option(900, "SECONDS", whole(1, _DAY),
+        "fail the job if not all hosts have joined after this many seconds")
+    restart_timeout: int | None = _option(None, "SECONDS", whole(1, _DAY, "auto"),
         "fail the job if hosts have not ended a failed attempt this many seconds after the "
-        "decision to restart; auto: same as --launcher-start-timeout")] = None
-    host_timeout: Annotated[int, Option("SECONDS", whole(5, 3600),
-        "how long a host may be unreachable over the network before it counts as lost")] = 14
+        "decision to restart; auto: same as --launcher-start-timeout")
+    host_timeout: int = _option(14, "SECONDS", whole(5, 3600),
+        "how long a host may be unreachable over the network before it counts as lost")
 
-    grace: Annotated[int, Option("SECONDS", _SECONDS, "seconds from a stop (SIGTERM) to SIGKILL "
-        "for ranks and their child processes")] = 100
-    failure_grace: Annotated[int, Option("SECONDS", _SECONDS, "seconds for ranks, and processes "
-        "they left behind, to exit after a failure or before a restart; then SIGKILL")] = 10
+    grace: int = _option(100, "SECONDS", _SECONDS,
+        "seconds from a stop (SIGTERM) to SIGKILL for ranks and their child processes")
+    failure_grace: int = _option(10, "SECONDS", _SECONDS, "seconds for ranks, and processes "
+        "they left behind, to exit after a failure or before a restart; then SIGKILL")
 
-    watch: Annotated[int, Option("SECONDS", _SECONDS,
-        "how often to check each rank's progress through its collectives; 0: never")] = 15
-    hang_notify: Annotated[int, Option("SECONDS", whole(1, _DAY),
+    watch: int = _option(15, "SECONDS", _SECONDS,
+        "how often to check each rank's progress through its collectives; 0: never")
+    hang_notify: int = _option(60, "SECONDS", whole(1, _DAY),
         "after this many seconds without progress, log which rank the others are waiting for, or "
-        "which rank's process is still running though its script has ended")] = 60
-    hang_timeout: Annotated[float, Option("SECONDS", whole(1, _DAY, "0", math.inf),
-        "fail the attempt after this many seconds without progress (plus up to two intervals of "
-        "--launcher-watch, and 3 s); set it above your longest evaluation or save; "
-        "0: never")] = math.inf
-    notes: Annotated[bool, Option("true|false", switch,
+        "which rank's process is still running though its script has ended")
+    hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "
+        "attempt after this many seconds without progress (plus up to two intervals of "
+        "--launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never")
+    notes: bool = _option(True, "true|false", switch,
         "log that no rank exchanged anything with another, that a process group is not completed, "
         "that a rank stands still before its first collective, or what a job leaves for SageMaker "
-        "to upload")] = True
+        "to upload")
 
-    bools: Annotated[str, Option("as-is|flag", _one_of("as-is", "flag"),
+    bools: str = _option("as-is", "as-is|flag", _words({"as-is": "as-is", "flag": "flag"}),
         "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "
-        "flag: `--amp`, or nothing for false")] = "as-is"
-    torchrun_args: Annotated[tuple[str, ...], Option("ARGS", _shell_words,
-        "additional torchrun arguments, as one shell-quoted string")] = ()
-    script_dir: Annotated[str, Option("DIR", str,
-        "where else to look for the file of --train-script: a folder in the image")] = ""
-    smddp_compat: Annotated[bool, Option("true|false", switch,
-        "provide an open-source smdistributed.dataparallel if AWS's is not installed")] = False
+        "flag: `--amp`, or nothing for false")
+    torchrun_args: tuple[str, ...] = _option((), "ARGS", _shell_words,
+        "additional torchrun arguments, as one shell-quoted string")
+    script_dir: str = _option("", "DIR", str,
+        "where else to look for the file of --train-script: a folder in the image")
+    smddp_compat: bool = _option(False, "true|false", switch,
+        "provide an open-source smdistributed.dataparallel if AWS's is not installed")
 
-    start: Annotated[str, Option("cold|warm", _one_of("cold", "warm"),
+    start: str = _option("cold", "cold|warm", _words({"cold": "cold", "warm": "warm"}),
         "cold: each rank imports torch; warm: ranks are forked from a process on their host that "
-        "has already imported it")] = "cold"
-    preload: Annotated[tuple[str, ...], Option("A,B", _names,
-        "with a warm start: modules to import before forking, besides torch")] = ()
+        "has already imported it")
+    preload: tuple[str, ...] = _option((), "A,B", _names,
+        "with a warm start: modules to import before forking, besides torch")
 
-    log_dir: Annotated[str, Option("DIR", str, "keep each rank's output in "
-        "DIR/HOST/attempt-N/rank-R.log, and the events in DIR/HOST/events.jsonl")] = ""
-    log_prefix: Annotated[bool, Option("true|false", switch,
-        "start each line of a rank's output in the job's log with `[rank R] `")] = False
-    log_ranks: Annotated[tuple[range, ...], Option("all|R,R-R", _ranks,
-        "ranks of the job whose output its log shows (default: all); files have all ranks'")] = ()
-    verbose: Annotated[bool, Option("true|false", switch,
-        "log every decision, with seconds since the start")] = False
-    dry_run: Annotated[bool, Option("true|false", switch,
-        "print the command and the environment variables added, without starting anything")] = False
+    log_dir: str = _option("", "DIR", str, "keep each rank's output in "
+        "DIR/HOST/attempt-N/rank-R.log, and the events in DIR/HOST/events.jsonl")
+    log_prefix: bool = _option(False, "true|false", switch,
+        "start each line of a rank's output in the job's log with `[rank R] `")
+    log_ranks: tuple[range, ...] = _option((), "all|R,R-R", _ranks,
+        "ranks of the job whose output its log shows (default: all); files have all ranks'")
+    verbose: bool = _option(False, "true|false", switch,
+        "log every decision, with seconds since the start")
+    dry_run: bool = _option(False, "true|false", switch,
+        "print the command and the environment variables added, without starting anything")
     # fmt: on
 
     # Fields that are not a --launcher-NAME.
@@ -200,8 +201,4 @@ class Options(NamedTuple):
     folder: str = ""  # where ranks run, "" for the current folder; target.py finds it
 
 
-OPTIONS: dict[str, Option] = {
-    field: annotation.__metadata__[0]
-    for field, annotation in Options.__annotations__.items()
-    if hasattr(annotation, "__metadata__")
-}
+OPTIONS: dict[str, Option] = dict(zip(Options._fields, _rows))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError, NotFoundError, UnexpectedError
-from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
+from launcher.job.job import Cluster, LaunchPlan, endpoint_at
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
 from launcher.text.words import flag, plural
@@ -22,6 +23,8 @@ from launcher.text.words import flag, plural
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 COMPILE = "neuron_parallel_compile"  # in front of torchrun, on a host with Neuron cores
 _COMPILES = "RUN_NEURON_PARALLEL_COMPILE"
+# Python reads a byte that is not UTF-8 as one of the surrogates that are missing here.
+_NO_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
@@ -125,6 +128,7 @@ class _Planning:
             self.users |= torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
         # torchrun itself writes the ranks' output.
         self.tees = any(self.users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
+        self.derived_nproc = options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
         self._ranks_python = environ.get("PYTHON_EXEC") or resources.python
 
     def refuse_conflicts(self) -> None:
@@ -170,7 +174,7 @@ class _Planning:
         """
         cluster, where, text = self.cluster, "PET_NPROC_PER_NODE", self.users.get("nproc_per_node")
         if not text or "nproc_per_node" in self.options.given:
-            nproc, where = self._derived_nproc(), flag("nproc_per_node")
+            nproc, where = self.derived_nproc, flag("nproc_per_node")
         elif text in COUNTED:
             return text
         else:
@@ -201,44 +205,33 @@ class _Planning:
             )
         return nproc
 
-    def _derived_nproc(self) -> int:
-        cluster = self.cluster
-        return self.options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
-
     def flags(self) -> list[str]:
         """Return torchrun's options. An option would win over the user's PET_ variable for it."""
         options, cluster = self.options, self.cluster
         first, this = map(cluster.address, (cluster.hosts[0], cluster.current_host))
-        values = [  # each with our option that sets it, or ""
-            ("nproc-per-node", f"{self._derived_nproc()}", "nproc_per_node"),
-            ("rdzv-backend", "c10d", ""),
-            ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
-            ("rdzv-id", cluster.job_name, ""),
+        values = {  # each with our option that sets it, or ""
+            "max-restarts": ("0", "max_restarts"),  # launchers restart, not torchrun
+            "nproc-per-node": (f"{self.derived_nproc}", "nproc_per_node"),
+            "rdzv-backend": ("c10d", ""),
+            "rdzv-endpoint": (endpoint_at(cluster, options, first), "rdzv_port"),
+            "rdzv-id": (cluster.job_name, ""),
             # Ranks also get it as MASTER_ADDR, in place of a name that may not resolve.
-            ("local-addr", this if cluster.nnodes > 1 else "localhost", ""),
-        ]
+            "local-addr": (this if cluster.nnodes > 1 else "localhost", ""),
+        }
         if options.log_dir and self.tees:
-            values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
+            values["log-dir"] = (os.path.abspath(options.log_dir), "log_dir")
         if self.resources.torch_version >= (2, 12):
             # The time for the ranks' keepers to end if torchrun ends before the job.
-            values.append(("shutdown-timeout", f"{options.grace}", "grace"))
-        self._is_users("max-restarts", "0", "max_restarts")  # launchers restart, not torchrun
-        flags = [f"--nnodes={cluster.nnodes}", "--max-restarts=0"]
-        flags.append(f"--rdzv-conf={self._rdzv_conf()}")
-        for name, value, field in values:
-            if not self._is_users(name, value, field):
+            values["shutdown-timeout"] = (f"{options.grace}", "grace")
+        flags = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={self._rdzv_conf()}"]
+        for name, (value, field) in values.items():
+            variable = "PET_" + name.upper().replace("-", "_")
+            users = "" if field in options.given else self.environ.get(variable, "")
+            if users not in ("", value):
+                self.remarks.append(f"{variable}={users} is used instead of {value}.")
+            if not users or name == "max-restarts":
                 flags.append(f"--{name}={value}")  # in one word: a value may begin with a dash
         return [*flags, *options.torchrun_args]
-
-    def _is_users(self, name: str, value: str, field: str) -> bool:
-        """Tell whether the user's PET_ variable overrides the launcher's choice."""
-        variable = "PET_" + name.upper().replace("-", "_")
-        users = self.environ.get(variable)
-        if not users or field in self.options.given:
-            return False
-        if users != value:
-            self.remarks.append(f"{variable}={users} is used instead of {value}.")
-        return True
 
     def _rdzv_conf(self) -> str:
         options, cluster = self.options, self.cluster
@@ -347,38 +340,10 @@ class _Planning:
         return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
 
 
-def at_address(
-    plan: LaunchPlan, job: Job, address: str, interface: str, *, has_name: bool
-) -> LaunchPlan:
-    """Return the plan of a host that the others reach at this address.
-
-    gloo must use the interface with that address ("": already chosen): by default it uses the
-    interface that the host's own name resolves to, which may be the loopback. `has_name` is false
-    if a host's own name does not resolve: then torchrun on the first host uses the address for its
-    store and for itself. (torchrun sorts hosts by their own names: an address sorts before all
-    names, so the first host stays the first.)
-    """
-    if interface:
-        plan = plan._replace(environment={**plan.environment, "GLOO_SOCKET_IFNAME": interface})
-    if has_name or job.cluster.node_rank:
-        return plan
-    endpoint = host_and_port(address, job.options.rdzv_port)
-    words = {
-        f"--rdzv-endpoint={job.endpoint}": f"--rdzv-endpoint={endpoint}",
-        f"--local-addr={job.cluster.address(job.current_host)}": f"--local-addr={address}",
-    }
-    argv = tuple(words.get(word, word) for word in plan.argv)
-    return plan._replace(argv=argv, master_addr=plan.master_addr and address)
-
-
 def _check_text(plan: LaunchPlan) -> None:
     """Refuse text that execve cannot pass on; only hyperparameters.json can hold any."""
-    for text in (*plan.argv, *plan.environment.values(), *plan.environment):
-        try:
-            is_text = b"\0" not in os.fsencode(text)
-        except UnicodeEncodeError:
-            is_text = False
-        if not is_text:
+    for text in (*map("=".join, plan.environment.items()), *plan.argv):
+        if _NO_TEXT.search(text):
             raise LaunchError(
                 f"{text[:200]!r} cannot be passed to a process; expected text without NUL "
                 "characters or lone surrogates."

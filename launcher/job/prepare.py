@@ -12,10 +12,10 @@ from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
-from launcher.job.job import Job, LaunchPlan
+from launcher.job.job import Job, LaunchPlan, host_and_port
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
-from launcher.job.plan import at_address, make_plan
+from launcher.job.plan import make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import port_is_taken
@@ -61,14 +61,31 @@ def prepare(
 
 
 def reached_at(
-    plan: LaunchPlan, job: Job, address: str, own_name_resolves: bool, environ: Mapping[str, str]
+    plan: LaunchPlan, job: Job, address: str, environ: Mapping[str, str], *, has_name: bool
 ) -> LaunchPlan:
-    """Have torchrun and gloo use the address at which other hosts have reached this one."""
+    """Return the plan of a host that the others reach at this address.
+
+    gloo must use the interface with that address, unless the user has chosen another: by default it
+    uses the interface that the host's own name resolves to, which may be the loopback. `has_name`
+    is false if a host's own name does not resolve: then torchrun on the first host uses the address
+    for its store and for itself. (torchrun sorts hosts by their own names: an address sorts before
+    all names, so the first host stays the first.)
+    """
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
+    uses = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
     if job.options.verbose:
-        uses = f": GLOO_SOCKET_IFNAME={interface}" if interface else ""
-        log(f"{job.current_host} can be reached from the other hosts at {address}{uses}.")
-    return at_address(plan, job, address, interface, has_name=own_name_resolves)
+        seen = "".join(f": {name}={value}" for name, value in uses.items())
+        log(f"{job.current_host} can be reached from the other hosts at {address}{seen}.")
+    plan = plan._replace(environment={**plan.environment, **uses})
+    if has_name or job.cluster.node_rank:
+        return plan
+    words = {
+        f"--rdzv-endpoint={job.endpoint}": "--rdzv-endpoint="
+        + host_and_port(address, job.options.rdzv_port),
+        f"--local-addr={job.cluster.address(job.current_host)}": f"--local-addr={address}",
+    }
+    argv = tuple(words.get(word, word) for word in plan.argv)
+    return plan._replace(argv=argv, master_addr=plan.master_addr and address)
 
 
 def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:

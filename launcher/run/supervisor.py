@@ -335,8 +335,8 @@ class Supervisor(Stepping):
         job, plan = self.state.job, self.state.job.plan
         environ = {**self._environ, **plan.environment}
         if self._channel.own_address:
-            resolves = self._channel.own_name_resolves
-            plan = reached_at(plan, job, self._channel.own_address, resolves, environ)
+            has_name = self._channel.own_name_resolves
+            plan = reached_at(plan, job, self._channel.own_address, environ, has_name=has_name)
             environ.update(plan.environment)
         run_dir = os.path.abspath(self._folder)  # a relative TMPDIR is this process's
         # torchrun leaves a log folder behind; it is removed with the job's folder.
