@@ -41,13 +41,14 @@ class Picture(NamedTuple):
 PICTURES = {
     "machines": Picture(
         "The phases of a host's run, and of the coordinator",
-        (690, 420),
+        (690, 480),
         {
             START: (120, 14),
             "Joining": (120, 60),
             "Running": (120, 170),
             "Ending": (120, 280),
-            "Done": (120, 390),
+            "Leaving": (120, 370),
+            "Done": (120, 450),
             START + "2": (490, 14),
             "Joining ": (490, 60),
             "Running ": (370, 170),
@@ -61,7 +62,8 @@ PICTURES = {
             Arrow("Joining", "Ending", ("End",), 88, at=(4, 0)),
             Arrow("Running", "Ending", ("Signal", "End"), -14, at=(34, 0)),
             Arrow("Ending", "Running", ("Start",), -14, at=(-30, 0)),
-            Arrow("Ending", "Done", ("Leave", "NothingLeft"), at=(58, 0)),
+            Arrow("Ending", "Leaving", ("Leave",), at=(26, 0)),
+            Arrow("Leaving", "Done", ("NothingLeft",), at=(42, 0)),
             Arrow(START + "2", "Joining "),
             Arrow("Joining ", "Running ", ("all have joined",), at=(-44, 0)),
             Arrow("Joining ", "Deciding", ("Failed", "Lost"), at=(34, 0)),

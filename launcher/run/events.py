@@ -150,9 +150,10 @@ class EndRanks(NamedTuple):
 
 
 class LeaveRanks(NamedTuple):
-    """Have all keepers leave, and their stubs end with a code."""
+    """Have keepers leave, and their stubs end with a code: those of all `ranks`, or of some."""
 
     exit_code: int
+    ranks: Sequence[int] | None = None
 
 
 class KillTorchrun(NamedTuple):

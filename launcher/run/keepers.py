@@ -91,10 +91,10 @@ class Keepers:
         to = [rank for rank, pid in self._pids.items() if pids is None or pid in pids]
         self._send_all({"ask": request}, to)
 
-    def leave(self, exit_code: int) -> None:
-        """Command all keepers to leave."""
+    def leave(self, action: events.LeaveRanks) -> None:
+        """Command keepers to leave."""
         self._leaves = True
-        self._send_all({"leave": exit_code})
+        self._send_all({"leave": action.exit_code}, action.ranks)
 
     def _send_all(self, message: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
         for connection, rank in self._connections.items():

@@ -10,13 +10,13 @@ does. So every attempt begins with RunRanks.
 events and obeys commands; by itself it acts only on a stop.
 
 *One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
-`Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave: then
+`Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave. Leaving:
 keepers and torchrun end, and when nothing is left this host is Done. Ends of ranks during the end
 of the job change nothing.
 
 *Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
 but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
-5 s; then the coordinator, whose loss acts as an End and a Leave; then torchrun, 15 s after a
+5 s; then the coordinator, whose loss acts as an End and a Leave. Leaving: torchrun, 15 s after a
 success, and the failure grace and 5 s for killed processes.
 
 *Invariants.*
@@ -55,6 +55,7 @@ from launcher.run.state import (
     Done,
     Ending,
     Joining,
+    Leaving,
     Phase,
     Running,
     State,
@@ -80,8 +81,8 @@ def due(state: State) -> float:
         _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
         return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
-        return min(phase.places_at, phase.says_at, phase.torchrun_by, phase.gone_by)
-    return math.inf
+        return min(phase.places_at, phase.says_at, phase.leave_by)
+    return phase.by if isinstance(phase, Leaving) else math.inf
 
 
 def step(state: State, event: Any, now: float) -> Step:
@@ -121,7 +122,7 @@ def started(state: State, event: Start, now: float) -> Step:
 def ended(state: State, event: End, now: float) -> Step:
     """End the ranks: for the job's result, or for another attempt."""
     phase = state.phase
-    if isinstance(phase, Done) or (isinstance(phase, Ending) and phase.why is Why.INTERRUPT):
+    if isinstance(phase, (Leaving, Done)):
         return state, ()
     result = None if event.restart else event.result
     state = _without_success(state._replace(result=result))
@@ -156,36 +157,34 @@ def left(state: State, event: Leave, now: float) -> Step:
     may work on after a success, without a timeout.
     """
     phase = state.phase
-    if not isinstance(phase, Ending) or phase.leaves:
+    if not isinstance(phase, Ending):
         return state, ()
     if event.result.exit_code:  # after a success, the program that ran torchrun may have failed
         state = state._replace(result=event.result)
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # this launcher was suspended, and the others did not wait
-        return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
-    phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
+        return state._replace(phase=phase._replace(leave_by=by)), ()
     code = 0 if _is_success(state) else 1
     if not state.torchrun_runs or (code and not state.job.plan.tees):
         # torchrun would log much about the ends of its stubs.
-        state, actions = _kill_torchrun(state, phase, now)
+        state, actions = _kill_torchrun(state, phase.why, now)
         return state, (*actions, events.LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
     if not code and state.job.plan.runner:
         by = math.inf
-    return state._replace(phase=phase._replace(torchrun_by=by)), (events.LeaveRanks(code),)
+    return state._replace(phase=Leaving(phase.why, by)), (events.LeaveRanks(code),)
 
 
-def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
+def _kill_torchrun(state: State, why: Why, now: float) -> Step:
     """Kill torchrun if it still runs; wait for what is left, perhaps of a killed keeper."""
-    gone_by = now + state.grace(Why.FAILURE) + GONE_SECONDS
-    state = state._replace(phase=phase._replace(torchrun_by=math.inf, gone_by=gone_by))
+    by = now + state.grace(Why.FAILURE) + GONE_SECONDS
+    state = state._replace(phase=Leaving(why, by, is_killed=True))
     return state, (events.KillTorchrun(),) if state.torchrun_runs else ()
 
 
 def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
     """Finish, if this host may leave."""
-    phase = state.phase
-    is_over = isinstance(phase, Ending) and phase.leaves and not state.torchrun_runs
+    is_over = isinstance(state.phase, Leaving) and not state.torchrun_runs
     return state._replace(phase=Done()) if is_over else state, ()
 
 
@@ -218,36 +217,27 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
         return state, (report, *actions)
-    if isinstance(phase, Ending) and phase.why is Why.STOP:
+    if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the one that another host reported.
         return state, () if is_first else (Log(line),)
-    if isinstance(phase, Ending) and phase.why is Why.SUCCESS and state.job.plan.runner:
-        return _stop_runner(state, phase, number, now)
-    return state, (Log(f"{name}: the job is already ending."),)
-
-
-def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
-    """Kill a program that still works after a success: no rank has to save anything."""
-    state = state._replace(result=stopped(number))
-    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.plan.runner}."),)
-    if not phase.leaves or phase.gone_by < math.inf:
-        return state, lines
-    state, actions = _kill_torchrun(state, phase, now)
-    return state, (*lines, *actions)
+    if not (state.job.plan.runner and _is_success(state)):
+        return state, (Log(f"{name}: the job is already ending."),)
+    # The program still works after a success, and no rank has to save anything.
+    state, actions = state._replace(result=stopped(number)), ()
+    if isinstance(phase, Leaving) and not phase.is_killed:
+        state, actions = _kill_torchrun(state, phase.why, now)
+    return state, (Log(f"{name}: killing {state.job.plan.runner}."), *actions)
 
 
 def _interrupted(state: State, now: float) -> Step:
     """Kill all processes at once, without waiting for the other hosts."""
     state = state._replace(result=state.result or stopped(signal.SIGINT))
-    if not isinstance(state.phase, (Running, Ending)):
-        line = f"{LAST_INTERRUPT}: exiting at once."
-        return state._replace(phase=Done()), (Log(line),)
-    state, actions = _end(state, Why.INTERRUPT, now, signal.SIGINT, LOCAL)
-    assert isinstance(state.phase, Ending)
-    phase = state.phase._replace(leaves=True)
-    state, kill = _kill_torchrun(state, phase, now)
-    return state, (Log(f"{LAST_INTERRUPT}: killing the job at once."), *actions, *kill)
+    if isinstance(state.phase, Joining):
+        return state._replace(phase=Done()), (Log(f"{LAST_INTERRUPT}: exiting at once."),)
+    state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
+    state, kill = _kill_torchrun(state, Why.STOP, now)
+    return state, (Log(f"{LAST_INTERRUPT}: killing the job at once."), *end, *kill)
 
 
 # The end of ranks.
@@ -257,11 +247,10 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     """End all ranks for a reason; `command` is the coordinator's number for it."""
     grace, phase = state.grace(why), state.phase
     deadline = now + grace
-    if isinstance(phase, Ending) and why is not Why.INTERRUPT:
+    if isinstance(phase, Ending):
         deadline = max(deadline, phase.deadline)
     ending = Ending(why, command, deadline, frozenset(state.ranks), number)
-    is_bounded = bool(state.alive) and why not in (Why.SUCCESS, Why.INTERRUPT)
-    if is_bounded:
+    if state.alive and why is not Why.SUCCESS:
         places_at = deadline - min(PLACES_SECONDS, grace / 2)
         # Before keepers kill the ranks: afterwards nobody knows where they were.
         says_at = deadline - min(SAYS_SECONDS, grace / 4)
@@ -269,23 +258,33 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     said: Actions = ()
     if why is Why.STOP:
         said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
-    times = state.times._replace(closes=min(state.times.closes, now))
-    state = state._replace(ends=state.ends + 1, times=times)
-    how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
-    end: Actions = (events.EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
+    state, end = _end_ranks(state, number, grace, now, waits=why is Why.STOP)
     state, actions = _if_clear(state, ending, (), now)
     return state, (*said, *end, *actions)
+
+
+def _end_ranks(
+    state: State,
+    number: int,
+    grace: float,
+    now: float,
+    *,
+    waits: bool = False,
+    at_once: bool = False,
+) -> Step:
+    times = state.times._replace(closes=min(state.times.closes, now))
+    state = state._replace(ends=state.ends + 1, times=times)
+    end = events.EndRanks(state.ends, number, grace, waits, at_once)
+    return state, (end,) if state.ranks else ()
 
 
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
-    if phase.why is Why.INTERRUPT and not phase.open:
-        return state, (*before, events.LeaveRanks(1))
-    if phase.open or phase.command == LOCAL or phase.leaves:
+    if phase.open or phase.command == LOCAL:
         return state, before
     done = (*before, events.Report(_cleared(state, phase)))
-    if not (phase.may_leave and state.result):
+    if not (phase.leave_by < math.inf and state.result):
         return state, done
     state, actions = left(state, Leave(state.result), now)
     return state, (*done, *actions)
@@ -307,12 +306,14 @@ def _cleared(state: State, phase: Ending) -> Cleared:
 def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
+    if isinstance(phase, Leaving):  # it was killed at once
+        return state, (events.LeaveRanks(1, (event.rank,)),)
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
     survivors = phase.survivors + event.survivors
     phase = phase._replace(open=phase.open - {event.rank}, survivors=survivors)
     lines: Actions = ()
-    if not (phase.open or phase.leaves):
+    if not phase.open:
         state = state._replace(times=state.times._replace(ended=now))
         phase = phase._replace(places_at=math.inf, says_at=math.inf)
         if survivors:
@@ -333,7 +334,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
         if event.group_rank and not state.job.cluster.node_rank:
             return state, (note, *_failed(state, causes.of_group_rank(state.job.current_host)))
         return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
-    leave = (events.LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
+    leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
     return state, (note, *leave)
 
 
@@ -361,9 +362,7 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
 
 def _goes_on(phase: Phase) -> bool:
     """Whether ranks run, or are about to run again."""
-    if isinstance(phase, Ending):
-        return phase.why is Why.RESTART and not phase.leaves
-    return isinstance(phase, Running)
+    return isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART)
 
 
 # Events of ranks and of torchrun.
@@ -446,8 +445,8 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
         # Of an ended child torchrun only says that it has failed.
         lost = phase.lost if event.returncode > 0 and not event.error else None
         return state, counted + _failed(state, lost or _of_torchrun(state, event, now))
-    if isinstance(phase, Ending) and phase.leaves:
-        return _kill_torchrun(state, phase, now)
+    if isinstance(phase, Leaving) and not phase.is_killed:
+        return _kill_torchrun(state, phase.why, now)
     return state, ()
 
 
@@ -512,23 +511,21 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
             error = f"it has not started all ranks of this host within {seconds:g} s"
             return state, _failed(state, _of_torchrun(state, events.TorchrunEnded(0, error), now))
         return _count(state, now)
+    if isinstance(phase, Leaving) and now >= phase.by:
+        if phase.is_killed:
+            return state._replace(phase=Done()), ()
+        line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
+        lines: Actions = (Log(line),) if _is_success(state) else ()
+        state, actions = _kill_torchrun(state, phase.why, now)
+        return state, lines + actions
     if not isinstance(phase, Ending):
         return state, ()
     if now >= phase.places_at:
         return state._replace(phase=phase._replace(places_at=math.inf)), (events.LogPlaces(),)
-    if now >= phase.says_at:
-        return _say_why_killed(state, now)
-    if now >= phase.torchrun_by and not phase.leaves:
+    if now >= phase.leave_by:
         assert state.result
         return left(state, Leave(state.result), now)  # a keeper is stuck
-    if now >= phase.torchrun_by:
-        line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
-        lines: Actions = (Log(line),) if _is_success(state) else ()
-        state, actions = _kill_torchrun(state, phase, now)
-        return state, lines + actions
-    if now >= phase.gone_by:
-        return state._replace(phase=Done()), ()
-    return state, ()
+    return _say_why_killed(state, now)
 
 
 def _say_why_killed(state: State, now: float) -> Step:

@@ -33,7 +33,6 @@ class Why(enum.Enum):
     STOP = "the job was stopped"
     FAILURE = "the job has failed"
     RESTART = "all ranks are started again"
-    INTERRUPT = "the third Ctrl-C"
 
 
 # Phases.
@@ -54,7 +53,7 @@ class Running(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """All processes of ranks are being ended; then torchrun ends.
+    """All processes of ranks are being ended.
 
     `command` is the number of the coordinator's End, -1 while only this host knows of the end;
     `open` are the ranks whose keepers have not cleared; at `deadline` they kill their processes.
@@ -68,17 +67,22 @@ class Ending(NamedTuple):
     survivors: int = 0
     places_at: float = math.inf  # when ranks are asked where they are
     says_at: float = math.inf  # when to log that they are killed
-    may_leave: bool = False  # once it has cleared: the others have left without it
-    leaves: bool = False  # the coordinator has said that this host may leave
-    torchrun_by: float = math.inf  # when torchrun is killed
-    gone_by: float = math.inf  # when to stop waiting for leftovers, after torchrun's end
+    leave_by: float = math.inf  # if the others have left without this host: it leaves when clear
+
+
+class Leaving(NamedTuple):
+    """Keepers and torchrun end. At `by` torchrun is killed, or, if it was, leftovers are left."""
+
+    why: Why
+    by: float
+    is_killed: bool = False  # or it has ended
 
 
 class Done(NamedTuple):
     """The launcher reports the job's result and ends."""
 
 
-Phase = Union[Joining, Running, Ending, Done]
+Phase = Union[Joining, Running, Ending, Leaving, Done]
 
 
 class Times(NamedTuple):
@@ -118,8 +122,6 @@ class State(NamedTuple):
     def grace(self, why: Why) -> float:
         """Return how many seconds a process has to end for this reason."""
         options = self.job.options
-        if why is Why.INTERRUPT:
-            return 0.0
         return options.grace if why is Why.STOP else options.failure_grace
 
     @property

@@ -40,7 +40,7 @@ from launcher.peers.messages import Cleared, FromMember, Start
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, summary
 from launcher.run.keepers import Keepers
-from launcher.run.state import Done, Ending, Joining, State, Why
+from launcher.run.state import Done, Ending, Joining, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
@@ -167,8 +167,7 @@ class Supervisor(Stepping):
     def _due(self) -> float:
         due = min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
         due = min(due, self._torchrun.due if self._torchrun else math.inf)
-        phase = self.state.phase
-        if isinstance(phase, Ending) and phase.leaves and not self.state.torchrun_runs:
+        if isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs:
             due = min(due, self._system.now() + _LOOK_SECONDS)
         return due
 
@@ -183,8 +182,7 @@ class Supervisor(Stepping):
             self._watch_ranks(now)
         if self._torchrun and now >= self._torchrun.due:
             self._torchrun.tick()
-        phase = self.state.phase
-        if isinstance(phase, Ending) and phase.leaves and self._is_nothing_left():
+        if isinstance(self.state.phase, Leaving) and self._is_nothing_left():
             self.happens(events.NothingLeft())
 
     def _is_nothing_left(self) -> bool:
@@ -303,7 +301,9 @@ class Supervisor(Stepping):
         elif isinstance(action, events.EndRanks):
             self._keepers.end(action)
         elif isinstance(action, events.LeaveRanks):
-            self._leave(action.exit_code)
+            if self._torchrun and not self._plan.tees:
+                self._torchrun.is_muted = True
+            self._keepers.leave(action)
         elif isinstance(action, events.LogPlaces):
             self._request_stacks(_PLACES, may_signal=True)
         else:
@@ -382,11 +382,6 @@ class Supervisor(Stepping):
                 "bars": "12" if tees else self._environ.get(BARS, ""),
             },
         }
-
-    def _leave(self, exit_code: int) -> None:
-        if self._torchrun and not self._plan.tees:
-            self._torchrun.is_muted = True
-        self._keepers.leave(exit_code)
 
     def _kill_torchrun(self) -> None:
         if self._torchrun and self.state.torchrun_runs:

@@ -59,6 +59,10 @@ ONCE_BROKEN = {
     "Ctrl-C three times of a slow host, with another one missing": Plan(3, seed=7, faults=(
         fault(What.DELAY, 0.0, 1, 1.5), fault(What.HOST_LATE, 0.0, 2, 4.0),
         fault(What.CTRL_C_THRICE, 4.2, 1))),
+    "torchrun is stuck, and ends when it was given up on almost": Plan(
+        3, script=Script(upload=100.0), seed=7, faults=(
+            fault(What.LEFT_STUCK, 9.0), fault(What.ENDS, 10.0),
+            fault(What.TORCHRUN_STUCK, 14.0, amount=12.0))),
 }  # fmt: skip
 
 
