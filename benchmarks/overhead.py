@@ -80,7 +80,7 @@ def run_keeper(folder: str, environment: dict[str, str]) -> dict[str, float]:
     script = Path(folder, "sleep.py")
     script.write_text("import time; time.sleep(0.5)")
     output = {"shows": True, "prefix": "", "merges": False, "bars": ""}
-    start = {"attempt": 1, "environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": output}
+    start = {"environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": output}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen()
@@ -89,7 +89,8 @@ def run_keeper(folder: str, environment: dict[str, str]) -> dict[str, float]:
         connection = listener.accept()[0]
     os.unlink(f"{folder}/socket")
     with connection, connection.makefile("rwb", 0) as keeper:
-        pids = stub.pid, json.loads(keeper.readline())["hello"]["pid"]
+        keeper.readline()
+        pids = stub.pid, psutil.Process(stub.pid).children()[0].pid
         keeper.write(json.dumps({"run": start}).encode() + b"\n")
         keeper.readline()
         memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids)

@@ -202,21 +202,25 @@ class Ran(NamedTuple):
 def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
     """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
     ours, its = socket.socketpair()
-    crash = os.memfd_create("crash")
     told: list[dict[str, Any]] = []
+    crash: list[str] = []  # the lines of faulthandler
 
     def listen() -> None:
         with ours, ours.makefile("rb") as lines:
-            told.extend(map(json.loads, lines))
+            for line in lines:
+                if line.startswith(b"{"):
+                    told.append(json.loads(line))
+                else:
+                    crash.append(line.decode())
 
     listens = threading.Thread(target=listen)
     listens.start()
     with its:
-        names = {"LAUNCHER_KEEPER": f"{its.fileno()},{crash}"}
+        names = {"LAUNCHER_KEEPER": str(its.fileno())}
         process = subprocess.Popen(
             argv,
             env={**(os.environ if env is None else env), **names},
-            pass_fds=(its.fileno(), crash),
+            pass_fds=(its.fileno(),),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -226,9 +230,7 @@ def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
     finally:
         process.kill()
     listens.join()
-    with open(crash, errors="replace") as file:
-        file.seek(0)
-        return Ran(process.returncode, out, err, told, file.read())
+    return Ran(process.returncode, out, err, told, "".join(crash))
 
 
 class Host:

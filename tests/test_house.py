@@ -37,7 +37,6 @@ CHILDREN = [
     "launcher.run.rank",
     "launcher.run.describe",
     "launcher.run.clues",
-    "launcher.run.unseen",
     "launcher.run.store",
     "launcher.warm.handover",
     "launcher.warm.warm",

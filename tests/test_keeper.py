@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -19,7 +20,7 @@ from conftest import REPO, has_ended, poll
 
 STUB = str(REPO / "launcher" / "run" / "stub.py")
 OUTPUT = {"shows": True, "prefix": "", "merges": False, "bars": ""}
-RUN = {"attempt": 1, "environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": OUTPUT}
+RUN = {"environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": OUTPUT}
 SECONDS = 60.0  # for anything to happen
 LONG = 3600.0  # a grace that never ends
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -33,7 +34,9 @@ class Kept:
         connection.settimeout(SECONDS)
         self.lines = connection.makefile("rb")
         self.told = []  # all messages
-        self.pid = self.wait("hello")["pid"]  # of the keeper
+        self.wait("hello")
+        (keeper,) = psutil.Process(process.pid).children()
+        self.pid = keeper.pid
 
     def send(self, **message):
         self.connection.sendall(json.dumps(message).encode() + b"\n")
@@ -59,6 +62,11 @@ class Kept:
             self.told.append({"said": line[1:]} if said else json.loads(line))
             if name in self.told[-1]:
                 return self.told[-1][name]
+
+    @property
+    def left(self):
+        """The pids of what the script has left, daemons included."""
+        return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
 
     def close(self):
         self.lines.close()
@@ -150,10 +158,10 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
     )
     for attempt in (1, 2):
         environ = {"ATTEMPT": str(attempt), "GONE": None}
-        pid = kept.run(attempt=attempt, environ=environ)
+        pid = kept.run(environ=environ)
         assert os.getpgid(pid) != os.getpgid(kept.process.pid)
         ended = kept.wait("ended")
-        assert (ended["attempt"], ended["code"], ended["response"]) == (attempt, attempt, "")
+        assert ended == {**ended, "code": attempt, "response": ""}
         kept.end(attempt)
         assert kept.wait("cleared") == {"number": attempt, "survivors": 0}
         printed(f"['{attempt}', None, '1']")
@@ -190,7 +198,6 @@ def test_it_says_which_rank_it_keeps(start):
     file = "/run/attempt_0/2/error.json"
     kept = start("", rank=7, TORCHELASTIC_ERROR_FILE=file, LOCAL_RANK=0, GROUP_RANK=1)
     hello = kept.told[0]["hello"]
-    assert hello.pop("pid") != kept.process.pid
     assert hello == {"rank": 7, "local_rank": 2, "nproc": 1, "group_rank": 1}
 
 
@@ -303,6 +310,7 @@ os.read(is_there, 1)
 """
 SAVES = "signal.signal(signal.SIGTERM, lambda *_: [print('saved', flush=True), os._exit(0)])"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+LEFT = r"1 process left running by rank 0; any that remain will be killed in (\d+) s\."
 
 
 @pytest.mark.parametrize("how", ["child", "session", "daemon"])
@@ -311,7 +319,7 @@ def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
     kept.run()
     assert kept.wait("ended")["code"] == 0
     kept.end()
-    assert len(kept.wait("ending")["pids"]) == 1
+    assert kept.wait("log") == f"stopping process {kept.left[0]}, which rank 0 left running."
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     printed("saved")
     assert nothing_is_left() is False  # stub and keeper
@@ -324,11 +332,11 @@ def test_what_is_left_at_a_stop_has_the_grace_too(start):
     kept.run()
     kept.wait("ended")
     kept.end(1, grace=LONG, waits=True)
-    left = kept.wait("left")
-    assert len(left["pids"]) == 1 and LONG - 60 < left["seconds"] <= LONG
-    assert not [one for one in kept.told if "ending" in one]
-    os.kill(left["pids"][0], TERM)  # it ends by itself
+    until = re.fullmatch(LEFT, kept.wait("log"))[1]
+    assert LONG - 60 < float(until) <= LONG
+    os.kill(kept.left[0], TERM)  # it ends by itself
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    assert len([one for one in kept.told if "log" in one]) == 1
 
 
 def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(start):
@@ -336,7 +344,8 @@ def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(sta
     kept.run()
     kept.wait("ended")
     kept.end(1, grace=1, waits=True)
-    assert kept.wait("left")["pids"] == kept.wait("ending")["pids"]
+    assert re.fullmatch(LEFT, kept.wait("log"))
+    assert kept.wait("log").startswith("stopping process ")
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
 
 
@@ -347,8 +356,8 @@ def test_an_attempt_begins_again_with_nothing_of_the_one_before(start):
     kept.end(1, grace=0)
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     assert not psutil.Process(kept.pid).children()
-    kept.run(attempt=2)
-    assert kept.wait("ended")["attempt"] == 2
+    kept.run()
+    kept.wait("ended")
 
 
 GROUP = """
@@ -380,10 +389,10 @@ def test_a_stop_that_a_script_handles_is_its_own(start):
     kept = waiting(start, "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))", GROUP)
     kept.end(waits=True)
     kept.wait("ended")
-    (pid,) = kept.wait("left")["pids"]
+    assert re.fullmatch(LEFT, kept.wait("log"))
     with open("out") as text:
         assert "saved" not in text.read()
-    os.kill(pid, TERM)
+    os.kill(kept.left[0], TERM)
     kept.wait("cleared")
 
 
@@ -533,8 +542,8 @@ def test_a_crash_comes_with_its_place_and_an_abort_with_the_last_words(start):
         kept.run()
         ended = kept.wait("ended")
         assert ended["code"] == -signal.Signals[f"SIG{name}"]
-        assert f"Fatal Python error: {crash}" in ended["crash"]
-        assert 'script.py", line 3 in decode' in ended["crash"]
+        text = b"\n".join(one["said"] for one in kept.told if "said" in one).decode()
+        assert f"Fatal Python error: {crash}" in text and 'script.py", line 3 in decode' in text
         assert ended["words"] == words
 
 
@@ -664,7 +673,7 @@ def test_a_console_that_is_read_late_gets_all(start):
     assert lines == [b"x" * 99 + b"\n"] * 3000
     assert kept.wait("ended")["code"] == 0
     count = len(os.listdir(f"/proc/{kept.pid}/fd"))
-    kept.run(attempt=2)
+    kept.run()
     kept.wait("ended")
     assert len(os.listdir(f"/proc/{kept.pid}/fd")) == count  # nothing of the first attempt
 

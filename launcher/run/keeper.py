@@ -7,12 +7,11 @@ subreaper: orphans of the script stay below it, and "nothing is left" is waitpid
 The launcher and the keeper talk in lines of JSON, in order:
 
     to the launcher                               from the launcher
-    hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
-        nproc, pid                                    output: shows, prefix, merges, bars
-    runs: attempt, pid                            end: number, signal, grace, waits, at_once
-    left: pids, seconds; ending: pids             ask: passed on to the script's process
-    ended: attempt, code, response, crash,        leave: an exit code
-        and what clues.py says
+    hello: rank, local_rank, group_rank,          run: environ, grace, ignored, log, output:
+        nproc                                         shows, prefix, merges, bars
+    runs: pid                                     end: number, signal, grace, waits, at_once
+    ended: code, response, and what               ask: passed on to the script's process
+        clues.py says                             leave: an exit code
     cleared: number, survivors
     lost: what was killed
     log: a line
@@ -38,7 +37,6 @@ import time
 from lines import Link, decoded, suppress  # type: ignore[import-not-found]  # beside this file
 from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
-    READ,
     Console,
     Stream,
     open_file,
@@ -60,14 +58,13 @@ _CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script'
 # os.system() ignores these while it waits for its program.
 _IGNORED_BY_SYSTEM = (signal.SIGINT, signal.SIGQUIT)
 _PRCTL = ctypes.CDLL(None).prctl
-NO_CLUES = {"words": "", "notes": [], "counted": [], "broken": ""}
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
 
 class Forked(BaseException):
     """Ends the keeper's loop in the fork that is to be the script.
 
-    Its arguments are the script's environment, and the descriptors of its socket and crash pipe.
+    Its arguments are the script's environment, and the descriptor of its socket.
     """
 
 
@@ -78,14 +75,14 @@ class Script:
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
     says: Link | None = None
-    file = crash = -1
+    file = -1
 
-    def __init__(self, attempt: int = 0, grace: float = 30.0, log: str = "") -> None:
-        self.attempt, self.grace, self.log = attempt, grace, log
+    def __init__(self, grace: float = 30.0, log: str = "") -> None:
+        self.grace, self.log = grace, log
         self.streams: list[Stream] = []
 
     def open(self, *, shows: bool, prefix: str, merges: bool, bars: str) -> list[int]:
-        """Return its own stdout and stderr, its socket, and a pipe for a crash. Raises OSError.
+        """Return its own stdout and stderr, and its socket. Raises OSError.
 
         Its streams are pipes that we read, or a terminal. `shows`: the console shows them.
         `merges`: both are stdout. `bars`: the numbers of streams whose progress bars are shown
@@ -93,9 +90,6 @@ class Script:
         """
         ours, its = _socket.socketpair()
         self.says = Link(ours)
-        self.crash, crash = os.pipe()
-        for descriptor in (self.crash, crash):  # what does not fit in is left out
-            os.set_blocking(descriptor, False)
         writers: list[int] = []
         for number in (1, 2):
             is_terminal = os.isatty(number)
@@ -109,18 +103,14 @@ class Script:
                 stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
                 self.streams.append(stream)
                 writers.append(stream.writer)
-        return [*writers, its.detach(), crash]
+        return [*writers, its.detach()]
 
     def ended(self, code: int) -> dict[str, Any]:
         """Return the message about its end, once all of its output is read."""
         latest = sorted(self.streams, key=lambda stream: stream.read_at)
         tail = "".join(stream.tail.decode(errors="replace") for stream in latest)
-        crash = b""
-        with suppress(OSError):  # there is nothing, or never was a process
-            crash = os.read(self.crash, READ)
-        clues = NO_CLUES if self.signal or not code else _clues(code, tail)
-        ended = {"attempt": self.attempt, "code": code, "response": self.response}
-        return {**ended, "crash": crash.decode(errors="replace"), **clues}
+        clues = {} if self.signal or not code else _clues(code, tail)
+        return {"code": code, "response": self.response, **clues}
 
     def close(self) -> None:
         """Close all of its files."""
@@ -129,9 +119,8 @@ class Script:
         for stream in self.streams:
             stream.close()
             stream.console.close()
-        for descriptor in (self.file, self.crash):
-            if descriptor >= 0:
-                os.close(descriptor)
+        if self.file >= 0:
+            os.close(self.file)
 
 
 class Keeper:
@@ -142,6 +131,7 @@ class Keeper:
 
     def __init__(self, environ: dict[str, str], stub: int) -> None:
         self._environ, self._stub = environ, stub
+        self._name = f"rank {environ['RANK']}"
         self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
         connection = _socket.socket(_socket.AF_UNIX)
         self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
@@ -162,7 +152,7 @@ class Keeper:
         hello = {name: int(environ[variable]) for name, variable in names.items()}
         local_rank = int(folder if folder.isdecimal() else environ["LOCAL_RANK"])
         hello |= {"local_rank": local_rank, "group_rank": int(environ["GROUP_RANK"])}
-        self._launcher.send({"hello": {**hello, "pid": os.getpid()}})
+        self._launcher.send({"hello": hello})
 
     def _prepare(self) -> None:
         """Become a subreaper that no signal ends, and that wakes when a child ends.
@@ -250,7 +240,6 @@ class Keeper:
 
     def _run(
         self,
-        attempt: int,
         environ: dict[str, str | None],
         grace: float,
         ignored: list[int],
@@ -259,31 +248,28 @@ class Keeper:
     ) -> None:
         """Start the script for an attempt; it ignores some of WARNINGS."""
         self._script.close()
-        script = self._script = Script(attempt, grace, log)
+        script = self._script = Script(grace, log)
         try:
             script.file = open_file(log) if log else -1
         except OSError as error:
-            line = f"cannot write {log} ({error.strerror}); the job continues without it."
-            self._launcher.send({"log": line})
+            self._log(f"cannot write {log} ({error.strerror}); the job continues without it.")
         try:
-            stdout, stderr, *others = script.open(**output)
+            stdout, stderr, says = script.open(**output)
             script.pid = script.group = self._fork(stdout, stderr, ignored)
         except OSError as error:  # too many processes or open files
-            line = f"rank {self._environ['RANK']} cannot be started ({error.strerror})"
-            self._launcher.send({"log": f"{line}; raise ulimit -u, or ulimit -n."})
+            why = f"({error.strerror}); raise ulimit -u, or ulimit -n"
+            self._log(f"{self._name} cannot be started {why}.")
             self._launcher.send({"ended": script.ended(126)})
             script.close()  # nobody is there who could say anything
-            self._script = Script(attempt, grace)
+            self._script = Script(grace)
             return
         if not script.pid:
             all_of_it: dict[str, str | None] = {**self._environ, **environ}
-            all_of_it["LAUNCHER_KEEPER"] = ",".join(map(str, others))
-            raise Forked(
-                {name: text for name, text in all_of_it.items() if text is not None}, others
-            )
-        for descriptor in (*others, *(stream.writer for stream in script.streams)):
+            all_of_it["LAUNCHER_KEEPER"] = str(says)
+            raise Forked({name: text for name, text in all_of_it.items() if text is not None}, says)
+        for descriptor in (says, *(stream.writer for stream in script.streams)):
             os.close(descriptor)
-        self._launcher.send({"runs": {"attempt": attempt, "pid": script.pid}})
+        self._launcher.send({"runs": {"pid": script.pid}})
 
     def _fork(self, stdout: int, stderr: int, ignored: list[int]) -> int:
         """Fork; the fork is like a child of torchrun's in its session, streams and signals.
@@ -360,7 +346,7 @@ class Keeper:
     def _steps_to(self, leftovers_at: float) -> Iterator[float]:
         """End the rank in steps; yield when the next one is due if the script does not end before.
 
-        Until its end only the script is waited for. Its leftovers are reported, and from
+        Until its end only the script is waited for. Its leftovers are logged, and from
         `leftovers_at` on each of them gets SIGTERM. At the deadline all are killed, repeatedly.
         """
         while self._script.pid and time.monotonic() < self._deadline:
@@ -370,13 +356,14 @@ class Keeper:
             pids = [pid for pid in below(os.getpid()) if pid not in self._signalled]
             if now >= leftovers_at:
                 self._signalled.update(pids)
-                if pids:
-                    self._launcher.send({"ending": {"pids": pids}})
                 for pid in pids:
+                    self._log(f"stopping process {pid}, which {self._name} left running.")
                     send(pid, signal.SIGTERM)
             elif pids and self._waits and not has_told:
                 has_told = True
-                self._launcher.send({"left": {"pids": pids, "seconds": self._deadline - now}})
+                count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
+                until = f"{self._deadline - now:.0f} s"
+                self._log(f"{count}; any that remain will be killed in {until}.")
             again_at = leftovers_at if now < leftovers_at else now + _AGAIN_SECONDS
             yield min(again_at, self._deadline)
         stuck_at = now + _STUCK_SECONDS
@@ -447,10 +434,13 @@ class Keeper:
         deadline = time.monotonic() + _CONSOLE_SECONDS
         count = sum(stream.finish(deadline) for stream in self._script.streams)
         if count:
-            whose = f"{count} bytes of rank {self._environ['RANK']}'s output"
+            whose = f"{count} bytes of {self._name}'s output"
             where = f"; {self._script.log} has them" if self._script.file >= 0 else ""
-            line = f"{whose} are not shown here, because the console is slow{where}."
-            self._launcher.send({"log": line})
+            self._log(f"{whose} are not shown here, because the console is slow{where}.")
+
+    def _log(self, line: str) -> None:
+        """Have the launcher log a line."""
+        self._launcher.send({"log": line})
 
     def close(self) -> None:
         """Close its ends of all connections, in a fork that becomes the script."""
@@ -469,7 +459,7 @@ def _clues(code: int, output: str) -> dict[str, Any]:
         found = runpy.run_path(os.path.join(HERE, "clues.py"))["of_process"](code, output)
         return dict(found)
     except Exception:  # report nothing that could not be read
-        return NO_CLUES
+        return {}
 
 
 def send(pid: int, number: int) -> None:
@@ -503,7 +493,7 @@ def below(top: int) -> list[int]:
     return found
 
 
-def keep(environ: dict[str, str], stub: int) -> tuple[dict[str, str], list[int]]:
+def keep(environ: dict[str, str], stub: int) -> tuple[dict[str, str], int]:
     """Keep a stub's rank; return, in each fork that is to be the script, what Forked has."""
     os.setsid()
     try:
@@ -514,17 +504,16 @@ def keep(environ: dict[str, str], stub: int) -> tuple[dict[str, str], list[int]]
     try:
         keeper.loop()
     except Forked as forked:
-        environ, descriptors = forked.args
+        environ, says = forked.args
     keeper.close()
-    return environ, descriptors
+    return environ, says
 
 
-def execute(words: list[str], environ: dict[str, str], descriptors: list[int]) -> NoReturn:
+def execute(words: list[str], environ: dict[str, str], says: int) -> NoReturn:
     """Become the script in a new Python."""
     python = environ.get("PYTHON_EXEC", sys.executable)
     try:
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, True)
+        os.set_inheritable(says, True)
         os.execvpe(python, [python, "-u", os.path.join(HERE, "rank.py"), *words], environ)
     except OSError as error:
         os.write(2, f"launcher: cannot execute {python} ({error.strerror}).\n".encode())

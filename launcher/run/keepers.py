@@ -22,10 +22,10 @@ from launcher.result.raised import Exit, Link, read
 from launcher.run import events
 from launcher.text import wire
 from launcher.text.protocol import Lines, decoded, encoded, send
-from launcher.text.words import plural, printable
+from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _MOST_IGNORED = 20  # invalid messages that the log shows
@@ -186,7 +186,7 @@ class Keepers:
         elif "hangs_up" in message:
             self._hangs_up(rank)
         else:
-            self._log(rank, message)
+            self._system.log(printable(str(message["log"])))
         return None
 
     def _stacks_requested(self, connection: socket.socket) -> StacksRequest | None:
@@ -202,21 +202,6 @@ class Keepers:
         self._connections[connection] = event.rank
         self._local[event.rank] = event.local_rank
         return event
-
-    def _log(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Log a keeper's message about leftovers of its script, or about its output."""
-        if "left" in message:
-            count = plural(len(message["left"]["pids"]), "process", "es")
-            seconds = f"{message['left']['seconds']:.0f} s"
-            line = (
-                f"{count} left running by rank {rank}; any that remain will be killed in {seconds}."
-            )
-            self._system.log(line)
-        elif "ending" in message:
-            for pid in message["ending"]["pids"]:
-                self._system.log(f"stopping process {int(pid)}, which rank {rank} left running.")
-        else:
-            self._system.log(printable(str(message["log"])))
 
     def _said(self, rank: int, line: bytes) -> Any:
         """Return the event that a script's process reports, if any."""
@@ -246,23 +231,23 @@ class Keepers:
         """Return how a script's process has ended."""
         code = int(message["code"])
         response = Disposition(message["response"]) if message["response"] else None
-        end = self._end(code, message)._replace(words=str(message["words"]))
+        end = self._end(code, message)._replace(words=str(message.get("words", "")))
         if code == -signal.SIGKILL:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
-        self._pids.pop(rank, None)
-        if code and -code in CRASHES:
-            calls = crash_in(str(message["crash"]), -code)
+        pid = self._pids.pop(rank, 0)
+        if -code in CRASHES:
+            calls = self.watch.crash(pid, -code)
             end = end._replace(place=place(calls), frames=frames_of(calls))
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(rank, end, response)
 
     def _end(self, code: int, message: Mapping[str, Any]) -> Exit:
         """Return an end with what may explain it (clues.py), and the kernel's counts of that."""
-        notes, counted = map(str, message["notes"]), message["counted"]
+        notes, counted = map(str, message.get("notes", ())), message.get("counted", ())
         recorded = self.oom() if code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return Exit(code, (), tuple(notes), recorded, str(message["broken"]))
+        return Exit(code, (), tuple(notes), recorded, str(message.get("broken", "")))
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""

@@ -3,19 +3,25 @@
 Executed by the rank's keeper: `python rank.py script PATH ARGUMENT ...` or `python rank.py module
 NAME ARGUMENT ...`. The script must not notice: its `__main__`, `sys.argv`, `sys.path[0]`, exit
 code, traceback and child processes are those of `python PATH ARGUMENT ...`. From outside, nobody
-can tell which exception ended a rank, and when.
+can tell which exception ended a rank, and when; nor where it crashed, nor what its threads raised.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import faulthandler
+import fcntl
 import importlib.machinery
 import importlib.util
 import io
 import os
+import resource
+import signal
 import sys
+import threading
 import types
+import weakref
 
 # Bound before the script runs, which may replace it (gevent).
 from _thread import allocate_lock
@@ -23,9 +29,26 @@ from collections.abc import Iterator
 from json import dumps, loads
 from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
+from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
+_HIGHEST, _FEW = 1008, 256  # of descriptors; below a few none is high
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_NAME = 100  # characters of a thread's name
+_SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
+
+
+def load(path: str) -> types.ModuleType:
+    """Load a file of the launcher, invisibly for the script."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+describe = load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "describe.py"))
 
 
 class KeeperConnection:
@@ -37,7 +60,7 @@ class KeeperConnection:
     def __init__(self, descriptor: int) -> None:
         self._pid = os.getpid()
         self._is_sending = allocate_lock()  # threads may raise at any time
-        self._socket = socket(fileno=descriptor)
+        self._socket = socket(fileno=_out_of_the_way(descriptor))
         self._socket.set_inheritable(False)
         # Only for sends: a thread waits here for requests.
         self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, pack("ll", _SEND_SECONDS, 0))
@@ -81,21 +104,87 @@ class KeeperConnection:
                 self._socket.close()
 
 
-def connect(describe: types.ModuleType) -> Callable[[BaseException | None], None]:
+def _out_of_the_way(descriptor: int) -> int:
+    """Give a descriptor a high number, if there may be one.
+
+    A script may close all low ones; and files that it opens later are unlikely to get a high one.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    high = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft - 16, _HIGHEST)
+    if high < _FEW:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, high)
+    os.close(descriptor)
+    return moved
+
+
+def report_crashes(descriptor: int) -> None:
+    """Have faulthandler write where this process crashes, unless it already writes elsewhere.
+
+    If the script enables faulthandler later, the script's own file counts. Forks of the script must
+    not write here, least of all to a descriptor that they have closed and opened again.
+    """
+    if faulthandler.is_enabled() or descriptor < _FEW:
+        return
+    # Only faulthandler holds this object, until the script gives it another.
+    file = io.FileIO(descriptor, "w", closefd=False)
+    # Only of the crashing thread: other threads keep running. From Python 3.14 on faulthandler
+    # would also call C's backtrace(), which may wait for ever for malloc's lock.
+    options: dict[str, Any] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+    faulthandler.enable(file, all_threads=False, **options)
+    is_ours = weakref.ref(file)
+
+    def disable() -> None:
+        if is_ours() is None:
+            return
+        handlers = {number: signal.getsignal(number) for number in _CRASHES}
+        faulthandler.disable()  # it restores the previous handlers
+        for number, handler in handlers.items():
+            if handler is not None and handler is not signal.SIG_DFL:
+                signal.signal(number, handler)
+
+    os.register_at_fork(after_in_child=disable)
+
+
+def report_threads(keeper: KeeperConnection) -> None:
+    """Report exceptions of other threads at once, and still show them as before.
+
+    The main thread may end in any way after them. A hook that the script sets later replaces this
+    one, unless it calls it: then the script decides about exceptions.
+    """
+    hook = threading.excepthook
+    reported_at = -_SELDOM
+
+    def show(args: threading.ExceptHookArgs) -> None:
+        nonlocal reported_at
+        with contextlib.suppress(BaseException):  # names and texts of the script may raise
+            # Threads may use SystemExit to end.
+            is_due = monotonic() - reported_at >= _SELDOM
+            if is_due and not issubclass(args.exc_type, SystemExit):
+                reported_at = monotonic()
+                name = str(args.thread.name)[:_NAME] if args.thread else ""
+                keeper.send({"thread": name, **describe.end(args.exc_value)})
+        hook(args)
+
+    threading.excepthook = show
+
+
+def connect() -> Callable[[BaseException | None], None]:
     """Connect to the keeper, where there is one.
 
     Returns the function to call when the script has ended, with the exception that has ended it.
     """
-    descriptors = os.environ.pop("LAUNCHER_KEEPER", "")
+    descriptor = os.environ.pop("LAUNCHER_KEEPER", "")
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
-    if not descriptors:
+    if not descriptor:
         return lambda error: None
-    says, crash = map(int, descriptors.split(","))
     try:
-        keeper = KeeperConnection(says)
+        keeper = KeeperConnection(int(descriptor))
     except OSError:  # PYTHON_EXEC's program has closed it
         return lambda error: None
-    load(beside("unseen.py")).begin(crash, keeper.send, describe)
+    with contextlib.suppress(Exception):
+        report_crashes(keeper.fileno())
+    report_threads(keeper)
     replier = load(watcher).begin(keeper) if watcher else None
 
     def ended(error: BaseException | None) -> None:
@@ -155,21 +244,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
         sys.path.insert(0, folder)
 
 
-def beside(name: str) -> str:
-    """Return the path of a file next to this one."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
-
-
-def load(path: str) -> types.ModuleType:
-    """Load a file of the launcher, invisibly for the script."""
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def wrap_hook(describe: types.ModuleType) -> None:
+def wrap_hook() -> None:
     """Have the current hook show tracebacks without this file's frames."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
@@ -186,8 +261,7 @@ def main() -> None:
     """Run the script or module that the arguments name, and exit as it does."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
-    describe = load(beside("describe.py"))
-    ended = connect(describe)
+    ended = connect()
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
@@ -201,7 +275,7 @@ def main() -> None:
             run_module(target)
     except BaseException as error:
         ended(error)
-        wrap_hook(describe)
+        wrap_hook()
         raise
     ended(None)  # threads and exit handlers may run on, and may fail
 

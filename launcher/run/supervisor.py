@@ -370,7 +370,6 @@ class Supervisor(Stepping):
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
         ranks = options.log_ranks
         return {
-            "attempt": attempt,
             "environ": environ,
             "grace": options.grace,
             "ignored": self._system.ignored,

@@ -255,8 +255,8 @@ def main() -> None:
     gc.freeze()  # or each fork would copy all that at a collection, and at its end
     words, environ, stub = serve(listener, launcher)
     environ.pop("LAUNCHER_WARM")
-    environ, descriptors = keeper.keep(environ, stub)
-    for descriptor in _descriptors() - kept - {*descriptors}:
+    environ, says = keeper.keep(environ, stub)
+    for descriptor in _descriptors() - kept - {says}:
         os.close(descriptor)
     as_new(words, environ)
     rank.main()

@@ -19,10 +19,12 @@ from launcher.text.words import printable
 from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
 from launcher.watch.stacks import (
     AT_EXIT,
+    FATAL,
     MOST_CALLS,
     Calls,
     Thread,
     calls_in,
+    crash_in,
     in_place,
     kept_by,
     place,
@@ -58,7 +60,7 @@ class _Rank:
         self.error = ""  # why it cannot report its progress
         self.signal = 0  # at which it writes where it is; 0: no signal
         self.threads: tuple[Thread, ...] = ()  # at its last reply
-        self.written: list[str] = []  # at its signal
+        self.written: list[str] = []  # by faulthandler
         self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script's end; what keeps it alive
         # Before its first collective: where it is, since when, and the CPU seconds that it and all
         # below it had used then.
@@ -180,12 +182,16 @@ class Watch:
             rank.known, rank.has_failed = rank.known._replace(groups=groups), True
 
     def wrote(self, pid: int, line: str) -> None:
-        """Note a line that a rank has written at its signal."""
+        """Note a line that a rank has written at its signal, or at a crash."""
         lines = self._of(pid).written
-        if line.startswith("Stack "):  # it begins again, for another request
+        if line.startswith(("Stack ", FATAL)):  # it begins again, for another request
             lines.clear()
-        elif len(lines) < MOST_CALLS:
+        if len(lines) < MOST_CALLS:
             lines.append(line)
+
+    def crash(self, pid: int, number: int) -> Calls:
+        """Return where a rank was when a signal ended it, () if unknown."""
+        return crash_in("\n".join(self._of(pid).written), number)
 
     def disconnected(self, pid: int) -> None:
         """Note that a rank cannot be polled any more: it has ended, or continues without us."""

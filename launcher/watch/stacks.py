@@ -24,7 +24,7 @@ _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(
-    r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm|unseen)\.py$"
+    r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm)\.py$"
 )
 _JOINS = re.compile(r"/(multiprocessing/util|concurrent/futures/process)\.py$")
 # Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
@@ -35,7 +35,7 @@ CRASHES: Mapping[int, str] = {
     signal.SIGILL: "Illegal instruction",
     signal.SIGABRT: "Aborted",
 }
-_FATAL = "Fatal Python error: "
+FATAL = "Fatal Python error: "
 _WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
@@ -75,7 +75,7 @@ def crash_in(text: str, number: int) -> Calls:
 
     () if unknown: it was a thread of C++, or the text is about something else.
     """
-    *_, last = text.split(_FATAL)
+    *_, last = text.split(FATAL)
     if not last.replace("-", " ").startswith(f"{CRASHES[number]}\n"):
         return ()
     return tuple(one for one in calls_in(last.splitlines()) if not _OURS.search(one.path))

@@ -64,7 +64,7 @@ class Keeper(Process):
         self.machine.keepers.append(self)
         self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
         hello = {"rank": self.rank, "local_rank": self.local_rank, "group_rank": group_rank}
-        hello |= {"nproc": plan.nproc, "pid": self.pid}
+        hello |= {"nproc": plan.nproc}
         self._pipe.say({"hello": hello})
         if not self._pipe.is_open:
             self.end(1)
@@ -104,8 +104,9 @@ class Keeper(Process):
         self._is_ending = self.has_said_end = False
         self._signal, self._response = 0, ""
         port = int(start["environ"].get("MASTER_PORT", 0))
-        self.script = Rank(self, start["attempt"], port)
-        self._pipe.say({"runs": {"attempt": start["attempt"], "pid": self.script.pid}})
+        attempt = int(start["environ"]["TORCHELASTIC_RESTART_COUNT"]) + 1
+        self.script = Rank(self, attempt, port)
+        self._pipe.say({"runs": {"pid": self.script.pid}})
 
     def _end(
         self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
@@ -140,10 +141,7 @@ class Keeper(Process):
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""
         if self.acts and child is self.script:
-            code, response = child.exit_code, self._response
-            about = {"attempt": child.attempt, "code": code, "response": response}
-            clues = {"words": "", "notes": [], "counted": [], "broken": ""}
-            self._pipe.say({"ended": {**about, "crash": "", **clues}})
+            self._pipe.say({"ended": {"code": child.exit_code, "response": self._response}})
         self._look()
 
     def _look(self) -> None:
