@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.errors import LaunchError
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 
@@ -21,7 +22,8 @@ def job_of(
     """Return it: `fingerprint` is {} if this host cannot start; `options` are Options' fields."""
     cluster = Cluster(tuple(hosts), current_host, name, 0, 0, "")
     if fingerprint == {}:
-        return Job(cluster, Options(**options), error=ValueError("this host cannot start"))
+        return Job(cluster, Options(**options), error=LaunchError("--train-script: there is none"))
     agree = fingerprint or {"script": "script train.py"}
-    plan = LaunchPlan(("torchrun",), {}, "2", fingerprint=agree, runner=runner)
+    argv = ("torchrun", "--", "python", "stub.py")
+    plan = LaunchPlan(argv, {}, "2", fingerprint=agree, runner=runner)
     return Job(cluster, Options(**options), plan)

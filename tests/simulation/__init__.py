@@ -12,7 +12,7 @@ the same job every time. In the order in which to read:
     store.py             what makes the ranks' stores
     keeper.py            stubs and keepers
     ranks.py machine.py  ranks, what they have started, and the host that they run on
-    network.py           connections between launchers (strangers.py: who else connects)
+    network.py           connections between launchers
     watch.py             what is seen of a job: facts, and a trace for people
     facts.py             the register of promises, and what they are judged by
     promises.py promises_of_ranks.py truth.py   what is promised

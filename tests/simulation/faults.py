@@ -78,9 +78,6 @@ class What(Word):
     TOO_FEW_FILES = "the first host can have too few files open"
     NO_TORCHRUN = "a host cannot execute torchrun"
     NO_FOLDER = "a host can make no folder"  # for attempt `amount`
-    # Others on the first host's port.
-    STRANGER = "a stranger connects"  # `amount` chooses what it says
-    IMPOSTOR = "somebody who knows the job's hosts connects"  # likewise
 
 
 # Kinds of them.

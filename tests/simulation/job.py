@@ -14,7 +14,6 @@ from simulation.machine import Machine, Process
 from simulation.network import Network
 from simulation.plan import Plan
 from simulation.ranks import Rank, World
-from simulation.strangers import connect
 from simulation.system import Pipe
 from simulation.watch import Watch
 
@@ -136,18 +135,12 @@ class Job:
             gives_up.say({"want_stacks": True})
             self.clock.after(fault.amount, gives_up.close)
 
-    def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
-        many = fault.what is What.STRANGER and not fault.amount
-        for number in range(300 if many else 1):
-            self.clock.after(0.1 * (number // 100), connect, self, fault, machine)
-
 
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     **dict.fromkeys((What.HOST_KILLED, What.HOST_VANISHES), Job._kill_host),
     What.CUT: Job._cut,
     **dict.fromkeys(CONNECTIONS, Job._break_connection),
     What.STACKS: Job._ask_for_stacks,
-    **dict.fromkeys((What.STRANGER, What.IMPOSTOR), Job._connect_stranger),
 }
 
 

@@ -6,10 +6,8 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import LaunchError
-from launcher.job.job import Cluster, LaunchPlan
-from launcher.job.job import Job as HostsJob
-from launcher.job.options import Options
+from jobs import job_of
+
 from launcher.job.plan import COMPILE
 from launcher.result.causes import Result
 from launcher.run.state import State
@@ -25,24 +23,8 @@ if TYPE_CHECKING:
 PORT = 29401
 HANG_NOTIFY = 5.0  # seconds
 TURN = 0.0002  # seconds that a turn of the loop takes, in which others go on
-FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
 _TOO_MANY = 10_000  # turns of one launcher by itself: one that never stops
 QUIET = "With `--launcher-watch 0`, a sign of life each 4 s is all that is sent"
-
-
-def job_of(job: Job, name: str, plan: LaunchPlan, error: Exception | None = None) -> HostsJob:
-    """Return the job as a host sees it."""
-    options = Options(
-        max_restarts=job.plan.max_restarts,
-        grace=job.plan.grace,
-        failure_grace=job.plan.failure_grace,
-        start_timeout=job.plan.start_timeout,
-        peer_port=PORT,
-        watch=job.plan.watch,
-        hang_notify=HANG_NOTIFY,
-        hang_timeout=job.plan.hang_timeout or math.inf,
-    )
-    return HostsJob(Cluster(job.names, name, "job", 0, 0, ""), options, plan, error)
 
 
 class Launcher:
@@ -65,14 +47,18 @@ class Launcher:
         self._turned = 0  # by its timer, or as something was ready still
         self.system = System(job, machine, self._wake)
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
-        other = {"script's arguments": ["--seed", str(machine.number)]}
-        runner = "" if job.plan.runner is None else COMPILE
-        argv = ("python", "--", "python", "stub.py")
-        agree = other if differs else FINGERPRINT
-        plan = LaunchPlan(argv, {}, "1", fingerprint=agree, runner=runner)
-        error = LaunchError("--train-script: there is none") if cannot else None
-        of_host: Any = job_of(job, machine.name, plan, error), {}, self.system
-        self.supervisor = Supervisor(*of_host, start_torchrun=start)  # type: ignore[arg-type]
+        arguments = ["--seed", str(machine.number)] if differs else []
+        seen = job_of(
+            machine.name,
+            job.names,
+            fingerprint={} if cannot else {"script's arguments": arguments},
+            runner="" if job.plan.runner is None else COMPILE,
+            peer_port=PORT,
+            hang_notify=HANG_NOTIFY,
+            **job.plan.options(),
+        )
+        system: Any = self.system
+        self.supervisor = Supervisor(seen, {}, system, start_torchrun=start)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 
     @property

@@ -6,6 +6,7 @@ plan replays its job (see __main__.py). Times are in seconds since the first lau
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from simulation.faults import Fault, What, Word
@@ -58,6 +59,12 @@ class Plan(NamedTuple):
     runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
     watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
     hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
+
+    def options(self) -> dict[str, float]:
+        """Return the launcher's options."""
+        names = ("max_restarts", "grace", "failure_grace", "start_timeout", "watch")
+        options = {name: getattr(self, name) for name in names}
+        return {**options, "hang_timeout": self.hang_timeout or math.inf}
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

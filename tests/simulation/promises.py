@@ -33,7 +33,6 @@ from simulation.truth import is_true, line_of_failure
 from simulation.watch import Watch
 
 SILENCE = 60.0  # s, until a launcher is lost that says nothing
-IMPOSTOR = (What.IMPOSTOR,)  # it counts as the host whose name it has
 
 __all__ = ["broken", "promises_of_ranks"]
 
@@ -43,7 +42,7 @@ def attempt_of(watch: Watch) -> int:
     return max((attempt for *_, attempt in watch.started), default=0)
 
 
-@promise("torchrun is started when all hosts have joined", unless=IMPOSTOR)
+@promise("torchrun is started when all hosts have joined")
 def starts_together(watch: Watch) -> Iterator[str]:
     """And agree."""
     absent = [machine.name for machine in watch.job.machines if machine.launcher is None]
@@ -54,11 +53,11 @@ def starts_together(watch: Watch) -> Iterator[str]:
 
 
 @promise(
-    "With many connections they can slow the start down, and no more",
-    unless=(*IMPOSTOR, *(what for what in faults.MISCONFIGURED if what is not What.PORT_TAKEN)),
+    "A host that is late, slow, or stands still for a moment ends no job",
+    unless=tuple(what for what in faults.MISCONFIGURED if what is not What.PORT_TAKEN),
 )
 def goes_well(watch: Watch) -> Iterator[str]:
-    """Nor is it the end if hosts come late, are slow, or stand still for a moment."""
+    """Nor does a port that is taken for a moment."""
     most = {What.PORT_TAKEN: 2.0, What.HOST_LATE: 20.0, What.DELAY: 2.0}
     # A host that stands still is slow, until it is silent or not here at the start timeout.
     most[What.LAUNCHER_PAUSES] = 20.0 if watch.job.plan.start_timeout >= 60 else 2.0
@@ -70,25 +69,25 @@ def goes_well(watch: Watch) -> Iterator[str]:
                 yield f"{launcher.machine.name} ends with {launcher.result}"
 
 
-@promise("They cannot make a host exit with 0 whose own ranks have not succeeded")
+@promise("every rank of every host has succeeded")
 def success_is_true(watch: Watch) -> Iterator[str]:
-    """Nor does any host without them, unless all ranks of all hosts have succeeded."""
-    plan, last, forged = watch.job.plan, attempt_of(watch), planned(watch, *IMPOSTOR)
+    """If any host exits with 0."""
+    plan, last = watch.job.plan, attempt_of(watch)
     for launcher, result in ended(watch):
         if result.exit_code != 0:
             continue
-        for machine in [launcher.machine] if forged else watch.job.machines:
+        for machine in watch.job.machines:
             of_it = [one for one in watch.ranks if one.machine is machine and one.attempt == last]
             if len(of_it) < plan.nproc or any(rank.exit_code != 0 for rank in of_it):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
         runner = launcher.machine.runner
-        if runner and runner.exit_code != 0 and not forged:
+        if runner and runner.exit_code != 0:
             yield f"{launcher.machine.name} ends with 0, but not its runner"
 
 
 @promise(
     "every host writes the same text and exits with the same code",
-    unless=(*IMPOSTOR, What.PORT_TAKEN, What.TOO_FEW_FILES),
+    unless=(What.PORT_TAKEN, What.TOO_FEW_FILES),
 )
 def all_say_the_same(watch: Watch) -> Iterator[str]:
     """All hosts but those that are lost, or have not joined."""
@@ -168,7 +167,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
         yield f"it decides {watch.decided[0] - first.time:.2f} s after: {first.fault.what.value}"
 
 
-@promise("that rank's exception is the first line of each host's failure reason", unless=IMPOSTOR)
+@promise("that rank's exception is the first line of each host's failure reason")
 def cause_is_true(watch: Watch) -> Iterator[str]:
     """And the exit code is that rank's; what else is named is what the plan broke."""
     for launcher, result in ended(watch):
@@ -197,7 +196,7 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
         left = [one.rank for one in of_it if min(one.script_ended, one.ended) < by]
         if int(named[1]) not in left or int(named[2] or 0) > len(left) - 1:
             yield f"{named[0]}, but that is true of {left}"
-    sees = not (lost(watch) or planned(watch, What.IMPOSTOR, *SLOW, *TORCHRUNS))
+    sees = not (lost(watch) or planned(watch, *SLOW, *TORCHRUNS))
     gone = [rank for rank in of_it if rank.ended < failed_at - 0.1]
     if gone and sees and not had_ended:
         yield f"rank {gone[0].rank} had ended with 0 at {gone[0].ended:.3f} s, and is not named"
@@ -244,7 +243,7 @@ def restarts(watch: Watch) -> Iterator[str]:
         yield f"{len(watch.restarts)} restarts for {len(failed)} failures"
 
 
-@promise("What hardware broke is not restarted on the same host", unless=IMPOSTOR)
+@promise("What hardware broke is not restarted on the same host")
 def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
     """As a rank has said; and where it is said, it is true."""
     broken = has(watch, What.GPU_FAILS) if watch.job.plan.script.is_python else []
@@ -278,7 +277,7 @@ def nothing_is_left(watch: Watch) -> Iterator[str]:
 
 @promise(
     "SIGTERM on one host stops all of them, each with its full grace",
-    unless=(*IMPOSTOR, *faults.MISCONFIGURED, *SLOW, What.HOST_LATE),
+    unless=(*faults.MISCONFIGURED, *SLOW, What.HOST_LATE),
 )
 def stop_is_a_stop(watch: Watch) -> Iterator[str]:
     """If it came first, and some rank was still to succeed."""
@@ -314,7 +313,7 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
 
 def _is_restarting(watch: Watch, at: float) -> bool:
     """Tell whether ranks are restarted when a stop comes and is heard of, and nothing else is."""
-    odd = (What.IMPOSTOR, *LOSSES, *TORCHRUNS, *HELD, *faults.STORES, What.LAUNCHER_FAILS)
+    odd = (*LOSSES, *TORCHRUNS, *HELD, *faults.STORES, What.LAUNCHER_FAILS)
     is_open = watch.decided is not None and watch.decided[0] >= at
     begun = [one for one in watch.restarts if one + 0.1 < at]
     if planned(watch, *odd) or not is_open or not begun:
@@ -334,7 +333,7 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
             yield f"stopped, but at {last[0].time:.3f} s it heard: {last[0].failure.text}"
 
 
-@promise("it is answered within 4 s, whatever becomes of other hosts", unless=(*IMPOSTOR, *SLOW))
+@promise("it is answered within 4 s, whatever becomes of other hosts", unless=SLOW)
 def stacks_are_shown(watch: Watch) -> Iterator[str]:
     """But the first, which answers; and unless its ranks are started again, or its host ends."""
     first = watch.job.machines[0]
@@ -368,7 +367,7 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     for launcher in launchers(watch):
         if launcher.runs and not hangs:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
-    odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING, What.IMPOSTOR)
+    odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING)
     if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner is not None:
         return
     slack = 1 + seconds_of(watch, *PAUSES) + 4 * seconds_of(watch, What.DELAY)

@@ -43,8 +43,6 @@ CHOICES: dict[str, Sequence[Any]] = {
 AMOUNTS: dict[What, Sequence[float]] = {
     What.DELAY: (0.2, 1.0, 1.5),
     What.LAUNCHER_STOPS: (70.0, 200.0, 90.0),
-    What.STRANGER: (*range(7), 0, 0),
-    What.IMPOSTOR: (*range(6), 5, 5),
 }
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LEAVES, What.LAUNCHER_PAUSES,
@@ -53,8 +51,8 @@ TAKES_AMOUNT = (
 )  # fmt: skip
 
 START = (
-    What.HOST_LATE, What.STRANGER, What.IMPOSTOR, What.HOST_ABSENT, What.DIFFERS,
-    What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
+    What.HOST_LATE, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN,
+    What.TOO_FEW_FILES,
 )  # fmt: skip
 TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_TOLD, *KEEPERS)
 LAUNCHER = (What.LAUNCHER_KILLED, What.LAUNCHER_FAILS, What.LAUNCHER_PAUSES)
@@ -76,9 +74,8 @@ THEMES = (
           What.TORCHRUN_FAILS, What.NO_TORCHRUN, moments=(*JOINING, *STARTING, *TRAINING),
           hosts=(1, 2, 3, *range(2, 17))),
     Theme(*RANKS, *STOPS, *TORCHRUN, *LAUNCHER, moments=(*STARTING, *TRAINING), hosts=(1,)),
-    # The start of a job, and who else connects.
-    Theme(*START, What.STRANGER, What.IMPOSTOR, What.DELAY, STOP, What.LAUNCHER_KILLED,
-          What.LAUNCHER_PAUSES, moments=JOINING),
+    # The start of a job.
+    Theme(*START, What.DELAY, STOP, What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES, moments=JOINING),
     # Failures, stops and losses while ranks are restarted.
     Theme(*AT_ONCE, *AT_ONCE, STOP, STOP, STOP, What.LINGERS, What.HOOK, What.TORCHRUN_KILLED,
           What.LAUNCHER_KILLED, What.TORCHRUN_TOLD, max_restarts=(1, 2, 3)),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import re
 
+import jobs
 import pytest
 
 from launcher.result.causes import Result
-from simulation import launcher
 from simulation.facts import broken
 from simulation.job import Job
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
@@ -142,7 +142,7 @@ def test_a_plan_gives_the_same_job_again() -> None:
 def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has the phases of every machine, one after the other, to the end."""
     quiet = Job(FAILS_AND_STOPS, trace=True).run()
-    monkeypatch.setattr(launcher, "Options", functools.partial(launcher.Options, verbose=True))
+    monkeypatch.setattr(jobs, "Options", functools.partial(jobs.Options, verbose=True))
     verbose = Job(FAILS_AND_STOPS, trace=True).run()
     log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
     step = re.compile(log + r"(run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w")

@@ -17,7 +17,7 @@ from launcher.run.state import Ending, Running, State, Why
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch.progress import NoProgressReport
-from simulation.faults import Fault, What
+from simulation.faults import Fault
 from simulation.keeper import AGAIN, STUCK
 from simulation.launcher import QUIET, Launcher
 from simulation.machine import Machine
@@ -170,8 +170,7 @@ class Watch:
     def _is_in_order(self, before: JobState, message: Any) -> None:
         attempt = getattr(message, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
-        odd = any(fault.what is What.IMPOSTOR for fault in self.job.plan.faults)
-        if attempt is None or isinstance(message, NoProgressReport) or odd:
+        if attempt is None or isinstance(message, NoProgressReport):
             return
         # What a host reports before it receives the start counts (coordinator.host_failed).
         of_host = isinstance(message, Failed) and not message.failure.may_restart
