@@ -311,7 +311,7 @@ def test_what_a_job_says_that_ends(restarts, events, result):
             first.step(Lost(host, what), now)
         else:
             first.step(what if isinstance(what, StoreMade) else Received(host, what), now)
-    leave = first.clears((*alive, FIRST), 1, 21)
+    leave = first.clears((*alive, FIRST), first.state.number, 21)
     assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 

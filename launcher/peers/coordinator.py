@@ -18,7 +18,7 @@ the loss (channel.py).
 carry its number. When all hosts that are not lost have cleared, the next attempt starts, or all
 leave. Only then is the reason final: hosts may still report failures from before the end. Only
 failures of ranks, and hangs, restart, if restarts remain, no hardware is broken and there is a
-store for the next attempt. A stop still replaces a restart.
+store for the next attempt (_verdict). A stop, or a lost host, still replaces a restart.
 
 *Between a stop and a failure, whichever arrives here first wins.* After a stop all hosts end with
 128 + its number and no failure file; after a failure that does not restart, all end with its exit
@@ -73,10 +73,9 @@ def begin(job: Job, now: float) -> JobStep:
     """Return the state at the launcher's start, and the actions to carry out."""
     own = messages.hello(job)
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
-    state = JobState(job, joining, own, frozenset(job.members), own.grace)
-    if job.error:
-        return _await_reason(state, job.current_host, now)
-    return (state, ()) if job.members else _start_attempt(state, 1, 0, now)
+    state = JobState(job, joining, own, frozenset(job.cluster.hosts))
+    state, (_, *actions) = host_arrived(state, events.Arrived(own, ""), now)  # without a welcome
+    return state, tuple(actions)
 
 
 def due(state: JobState) -> float:
@@ -107,7 +106,7 @@ def step(state: JobState, event: Any, now: float) -> JobStep:
 
 def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     """Welcome a host of this job; start once all have joined, or end the job if they disagree."""
-    job, other, phase = state.job, event.hello, state.phase
+    other, phase = event.hello, state.phase
     state = state._replace(
         members={**state.members, other.host: event.address},
         absent=state.absent - {other.host},
@@ -123,7 +122,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
         state, more = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
         state, more = _end(state, of_host(difference).result, now)
-    elif isinstance(phase, Joining) and len(state.members) == len(job.members):
+    elif isinstance(phase, Joining) and not state.absent:
         state, more = _start_attempt(state, 1, 0, now)
     return state, welcome + more
 
@@ -162,7 +161,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Act on a timeout: decide, as no better cause has come, or continue without late hosts."""
     phase = state.phase
     if now >= _watch_due(state):
-        return _watched(state, judge.time_is_up(state.watch, _hosts(state), now), now)
+        return _watched(state, judge.time_is_up(state.watch, set(state.members), now), now)
     if now < due(state):
         return state, ()
     if isinstance(phase, Joining):
@@ -173,22 +172,21 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
         return _leave_here(state, phase)
     assert isinstance(phase, Clearing)  # while ranks run only the watch has times
     if phase.blame and phase.end.restart:
-        return _restart_is_late(state, phase, phase.blame, now)
-    return _leave(state, _settled(state, phase), now)
+        return _restart_is_late(state, phase, now)
+    return _leave(state, _settled(state, phase) or phase.end.result, now)
 
 
 def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     """Log who is missing; end the job without them at the start timeout."""
     job = state.job
-    absent = [host for host in job.members if host not in state.members]
-    missing = listed(absent)
+    missing = listed([host for host in job.members if host not in state.members])
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
         return _end(state, of_lost_host(missing, how).result, now)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (
         Log(f"waiting for {missing}."),
-        *_send(messages.Welcome(missing), *state.members),
+        *_send(messages.Welcome(missing), *state.others),
     )
 
 
@@ -210,7 +208,7 @@ def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     members = {host: at for host, at in state.members.items() if host != event.host}
     state, phase = state._replace(members=members), state.phase
     if isinstance(phase, Ended):
-        is_last = not members and phase.leave_at < math.inf
+        is_last = not state.others and phase.leave_at < math.inf
         return _leave_here(state, phase) if is_last else (state, ())
     state, actions = _fail(state, of_lost_host(event.host, f"was lost: {event.why}"), now)
     if not actions:
@@ -225,16 +223,11 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
         return state, ()
     if isinstance(phase, Clearing):
         assert phase.blame
-        may_restart = failure.may_restart
-        if phase.blame.failure.restart:
-            return state, ()  # what has ended a restart stays
-        if not (may_restart or phase.end.restart):
+        if not (failure.may_restart or phase.end.restart):
             return state, ()  # of a launcher, or torchrun: the job ends anyway
-        blame = phase.blame.noted(failure, at)
-        # A lost host, or a launcher's own error, ends a job that was about to restart.
-        if not may_restart and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
-            blame = Blame(_while_restarting(state, failure), at, no_restart=failure.headline)
-        return state._replace(phase=phase._replace(blame=blame)), ()
+        if not failure.may_restart and failure.cause <= Cause.HOST_LOST:
+            return _end_restart(state, failure, now)  # a lost host, or a launcher's own error
+        return state._replace(phase=phase._replace(blame=phase.blame.noted(failure, at))), ()
     deadline = now + failure.cause.patience
     if isinstance(phase, Deciding):
         blame, deadline = phase.blame.noted(failure, at), min(phase.deadline, deadline)
@@ -247,9 +240,9 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
     return _watched(state, judge.failed(state.watch, failure.headline, now), now)
 
 
-def _while_restarting(state: JobState, failure: Failure) -> Failure:
-    """Return a failure that ends a job during a restart, with the restart's reason."""
-    return failure._replace(restart=state.failed[-1])
+def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
+    """End the job during a restart, whose reason follows that of the end."""
+    return _end(state, failure._replace(restart=state.failed[-1]).result, now)
 
 
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
@@ -262,8 +255,9 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     if failure.cause >= Cause.ABORTED:
         failure = failure._replace(reason=wait)
     blame = blame._replace(failure=failure)
-    if not _restarts(state, blame):
-        return _end(state, _result(state, blame), now, blame)
+    result = _verdict(state, blame)
+    if result:
+        return _end(state, result, now, blame)
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
@@ -274,28 +268,16 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     return _end(state, SUCCESS, now, blame, f"{why}; restarting all ranks.")
 
 
-def _restarts(state: JobState, blame: Blame) -> bool:
-    """Tell whether another attempt may follow."""
-    return _has_restarts(state) and not _obstacle(state, blame)
-
-
-def _has_restarts(state: JobState) -> bool:
-    return 1 <= state.attempt <= state.job.options.max_restarts
-
-
-def _obstacle(state: JobState, blame: Blame) -> str:
-    """Return what prevents a restart, "" for nothing so far."""
-    has_none = state.store and not state.store.port
-    return blame.no_restart or (state.store.why if state.store and has_none else "")
-
-
-def _result(state: JobState, blame: Blame) -> Result:
-    """Return the result of a job that does not restart."""
-    failure = blame.failure
-    if not failure.may_restart:
-        return failure.result
-    obstacle = _obstacle(state, blame) if _has_restarts(state) else ""
-    return failure._replace(failures=blame.failures, no_restart=obstacle).result
+def _verdict(state: JobState, blame: Blame) -> Result | None:
+    """Return how the job ends, by all that is known so far; None: it restarts."""
+    failure, obstacle = blame.failure, blame.no_restart or (state.store.why if state.store else "")
+    has_restarts = 1 <= state.attempt <= state.job.options.max_restarts
+    if has_restarts and not obstacle:
+        return None
+    if failure.may_restart:
+        obstacle = obstacle if has_restarts else ""
+        failure = failure._replace(failures=blame.failures, no_restart=obstacle)
+    return failure.result
 
 
 def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
@@ -308,7 +290,7 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
     phase = state.phase
     blame = phase.blame if isinstance(phase, (Deciding, Clearing)) else None
     is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
-    if is_final or (blame and not _restarts(state, blame)):
+    if is_final or (blame and _verdict(state, blame)):
         return state, ()
     return _end(state, causes.stopped(message.number), now)
 
@@ -338,8 +320,8 @@ def progress_reported(state: JobState, host: str, message: NoProgressReport, now
     """Note which ranks of a host make no progress, or where all of its ranks are."""
     if message.attempt != state.attempt:
         return state, ()
-    is_running = isinstance(state.phase, Running)
-    seen = judge.reported(state.watch, host, message, _hosts(state), now, is_running=is_running)
+    is_running, hosts = isinstance(state.phase, Running), set(state.members)
+    seen = judge.reported(state.watch, host, message, hosts, now, is_running=is_running)
     return _watched(state, seen, now)
 
 
@@ -361,11 +343,6 @@ def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:
         state, more = _fail(state, watch.hang, now)
         actions += more
     return state, tuple(actions)
-
-
-def _hosts(state: JobState) -> set[str]:
-    """Return the hosts that have joined and are not lost."""
-    return {state.job.current_host, *state.members}
 
 
 # The end of an attempt, and of the job.
@@ -407,40 +384,41 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
     phase = state.phase
     if not isinstance(phase, Clearing) or _behind(state, phase):
         return state, ()
-    if not (phase.end.restart and phase.blame and _restarts(state, phase.blame)):
-        result = _settled(state, phase)
-        # A lost host may have saved something, too.
-        are_all = len(phase.cleared) == len(state.job.cluster.hosts)
-        is_noted = are_all and state.job.options.notes
-        said = saved.lines(result, phase.cleared.values()) if is_noted else ()
-        state, actions = _leave(state, result, now)
-        return state, (*map(Log, said), *actions)
-    if not state.store:
-        return state, ()
-    return _start_attempt(state, state.attempt + 1, state.store.port, now)
+    result = _settled(state, phase)
+    if not result:
+        return (
+            _start_attempt(state, state.attempt + 1, state.store.port, now)
+            if state.store
+            else (state, ())
+        )
+    # A lost host may have saved something, too.
+    are_all = len(phase.cleared) == len(state.job.cluster.hosts)
+    is_noted = are_all and state.job.options.notes
+    said = saved.lines(result, phase.cleared.values()) if is_noted else ()
+    state, actions = _leave(state, result, now)
+    return state, (*map(Log, said), *actions)
 
 
-def _settled(state: JobState, clearing: Clearing) -> Result:
-    """Return how the job ends, once nothing can change it any more."""
-    return _result(state, clearing.blame) if clearing.blame else clearing.end.result
+def _settled(state: JobState, clearing: Clearing) -> Result | None:
+    """Return how the job ends, once nothing can change it any more; None: it restarts."""
+    return _verdict(state, clearing.blame) if clearing.blame else clearing.end.result
 
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:
     """Return the hosts that have not cleared; not the lost ones, whose processes nobody sees."""
-    return {state.job.current_host, *state.members, *state.absent} - set(clearing.cleared)
+    return {*state.members, *state.absent} - set(clearing.cleared)
 
 
-def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: float) -> JobStep:
+def _restart_is_late(state: JobState, clearing: Clearing, now: float) -> JobStep:
     """End the job because a restart takes too long; name the late hosts, or the store."""
     job = state.job
     within = f"within {_bound(state, is_restart=True):g} s of the restart"
     behind = sorted(_behind(state, clearing), key=job.cluster.hosts.index)
     if not behind:
         why = f"{job.current_host} did not make the next attempt's store {within}"
-        return _leave(state, _result(state, blame._replace(no_restart=why)), now)
+        return store_made(state, events.StoreMade(0, why), now)
     how = f"did not clean up attempt {state.attempt} {within}"
-    late = of_lost_host(listed(behind), how)
-    return _end(state, _while_restarting(state, late).result, now)
+    return _end_restart(state, of_lost_host(listed(behind), how), now)
 
 
 def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobStep:
@@ -464,7 +442,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
 def _leave(state: JobState, result: Result, now: float) -> JobStep:
     """Have the other hosts leave, then this one; after a success at once."""
     leave = messages.Leave(result)
-    if result == SUCCESS or not state.members:
+    if result == SUCCESS or not state.others:
         return _command_all(state._replace(phase=Ended(result, math.inf)), leave)
     state = state._replace(phase=Ended(result, now + _LEAVE_SECONDS))
     return state, _send(leave, *state.job.members)

@@ -56,7 +56,7 @@ class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
     Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
-    there is a `blame`, it counts, and not its copy in the End.
+    there is a `blame`, it decides, and not its copy in the End.
     """
 
     end: End
@@ -82,7 +82,7 @@ class JobState(NamedTuple):
     phase: JobPhase
     hello: Hello  # this host's own
     absent: frozenset[str]  # hosts that have not joined yet
-    grace: float  # the longest of all hosts that have joined
+    grace: float = 0.0  # the longest of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
     members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
@@ -91,6 +91,11 @@ class JobState(NamedTuple):
     failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
+
+    @property
+    def others(self) -> list[str]:
+        """The members but this host."""
+        return [host for host in self.members if host != self.job.current_host]
 
     @property
     def result(self) -> Result | None:
