@@ -9,11 +9,11 @@ from launcher.text.words import printable, short
 
 # Signals that stop a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler's
 # Other signals that may be sent to a launcher, and would end it silently. Not those of crashes
 # (SIGTRAP, SIGSYS), nor those that end nothing by default; Python ignores SIGPIPE and SIGXFSZ.
-# SIGUSR1 and SIGUSR2 are a scheduler's early warning.
-OTHERS: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
-OTHERS += (signal.SIGPROF, signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
+OTHERS: tuple[int, ...] = (*WARNINGS, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own exit codes (docs/options.md, "Exit codes"). Only result/causes.py makes results

@@ -25,7 +25,7 @@ from typing import Callable, TypeVar
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.child import Answer, ask
-from launcher.host.network import is_literal, listen_on, look_up
+from launcher.host.network import is_literal, listen_on_all, look_up
 from launcher.host.processes import stat
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
@@ -170,8 +170,7 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
         first, where = cluster.hosts[0], f"port {port} ({option})"
         try:
             if cluster.node_rank == 0:
-                for listener in listen_on((), port):
-                    listener.close()
+                listen_on_all(port).close()
                 yield OK, f"{where} is free on this host, where all hosts connect"
             else:
                 address = cluster.address(first), port

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from launcher import PACKAGE
 from launcher.errors import STOPS, CannotExecuteError
@@ -23,9 +23,6 @@ from launcher.host.signals import Signals, left_alone
 from launcher.text.words import signal_name
 from launcher_tools.local_options import KILL, START, Event
 from launcher_tools.local_output import POLL_SECONDS, STDERR, STDOUT, Output
-
-if TYPE_CHECKING:
-    import psutil
 
 _TO_DIE = 10  # seconds for a process to die of SIGKILL
 _LAUNCHER = os.path.join(PACKAGE, "__main__.py")
@@ -90,7 +87,7 @@ class Host:
     def kill(self) -> None:
         """Kill all of its processes; none of them may see another one die first."""
         if self.process and self.runs:
-            _kill_all(functools.partial(tree, self.process.pid))
+            _kill_all(functools.partial(tree, [self.process.pid]))
 
     def tidy(self) -> None:
         """Remove the folder that it left behind if it was killed."""
@@ -98,15 +95,15 @@ class Host:
             run_dir.remove_left(self.process.pid, self._environment)
 
 
-def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
+def _kill_all(find: Callable[[], Sequence[int]]) -> None:
     """Kill all processes that are found: first suspend each, so that it starts no other."""
-    held: dict[int, psutil.Process] = {}
-    while new := {process.pid: process for process in find() if process.pid not in held}:
-        for process in new.values():
-            send(process, signal.SIGSTOP)
-        held.update(new)
-    for process in held.values():
-        send(process, signal.SIGKILL)
+    held: list[int] = []
+    while new := [pid for pid in find() if pid not in held]:
+        for pid in new:
+            send(pid, signal.SIGSTOP)
+        held += new
+    for pid in held:
+        send(pid, signal.SIGKILL)
 
 
 class Loop:
@@ -205,17 +202,19 @@ class Loop:
         for host in hosts:
             host.stop()
 
-    def _reap(self) -> bool:
-        """Note which children have ended; return whether any remain, adopted ones included."""
-        return reap(*(host.process for host in self._hosts if host.process))
+    def _reap(self) -> None:
+        """Note which hosts' launchers have ended; adopted children are reaped, too."""
+        reap(*(host.process for host in self._hosts if host.process))
 
     def _kill_the_rest(self) -> None:
         """Kill processes that have lost their launcher, or all after an error of our own."""
         deadline = time.monotonic() + _TO_DIE
-        while self._reap() and self._below() and time.monotonic() < deadline:
+        self._reap()
+        while self._below() and time.monotonic() < deadline:
             _kill_all(self._below)
             time.sleep(0.02)
+            self._reap()
 
-    def _below(self) -> list[psutil.Process]:
+    def _below(self) -> list[int]:
         """Return all processes below this one."""
-        return [process for pid in processes.children() - self._others for process in tree(pid)]
+        return tree(processes.children() - self._others)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import time
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import LaunchError
-from launcher.host.processes import environments
+from launcher.host.cgroups import read_text
 from launcher.host.run_dir import SOCKET
 from launcher.host.signals import Signals
 from launcher.job.options import RUN_DIR
@@ -42,8 +43,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
     """Print the stacks. Raises LaunchError if there are none."""
     if argv:
         raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
-    folders = {there[RUN_DIR] for there in environments() if RUN_DIR in there}
-    found = [_answer(folder, signals) for folder in sorted(folders)]
+    found = [_answer(folder, signals) for folder in sorted(_folders())]
     if signals.stop():
         return stopped(signals.stop())
     # On one machine, launchers of one job give the same answer.
@@ -64,6 +64,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
         for line in lines:
             show(printable(str(line)))
     return SUCCESS
+
+
+def _folders() -> set[str]:
+    """Return the folders that the environments name of the processes that this user may see."""
+    environments = (read_text(f"/proc/{name}/environ") for name in os.listdir("/proc"))
+    return {*re.findall(rf"(?:^|\0){RUN_DIR}=([^\0]+)", "\0".join(environments))}
 
 
 def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:

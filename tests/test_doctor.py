@@ -415,7 +415,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started():
 )
 def test_how_a_command_ended(script, problem):
     assert ask(["/bin/sh", "-c", script], os.environ, 60).problem == problem
-    assert "cannot be started" in ask(["/no/such"], {}, 1).problem
+    assert ask(["/no/such"], {}, 1).problem == "/no/such was not found"
 
 
 def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):

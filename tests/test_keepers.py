@@ -35,10 +35,13 @@ JOINED = KeeperJoined(7, 2, 3, 0)
 
 @pytest.fixture
 def keepers():
-    with Signals() as signals, System(signals) as system:
+    unix = socket.socket(socket.AF_UNIX)
+    with Signals() as signals, System(signals) as system, unix as listener:
         told = []
         keepers = Keepers(system, told.append, Watch(15, 60))
-        keepers.listen(os.environ["TMPDIR"])
+        listener.bind(os.path.join(os.environ["TMPDIR"], "socket"))
+        listener.listen()
+        keepers.listen(listener)
 
         def act_until(condition):
             def met():
@@ -163,7 +166,7 @@ def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
 def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
     folder = tmp_path / ("x" * 60)
     folder.mkdir()
-    with run_dir({"TMPDIR": str(folder)}) as made:
+    with run_dir({"TMPDIR": str(folder)}) as (made, _):
         assert made.startswith("/tmp/sm-launch-")
     assert "TMPDIR is too long for a socket in it (" in logged()
     refused = pytest.raises(

@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from launcher.host.processes import tie_to_this_process
+from launcher.errors import LaunchError
+from launcher.host.processes import send, start_tied
 from launcher.host.signals import Signals
 from launcher.text.protocol import Lines, decoded, encoded
 
-_KILL_SECONDS = 1  # for a killed command to end
 _POLL_SECONDS = 0.1  # between two checks for a stop
 _SEND_SECONDS = 5.0  # for a helper to read a message; the kernel buffers 200 KB
 _REPLY_BYTES = 1 << 22  # of a helper's longest line
@@ -38,25 +38,20 @@ def ask(
 
     Kill it after `seconds`, or if a stop is among the signals; the stop is not taken from them.
     """
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     try:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=tie_to_this_process(),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        why = getattr(error, "strerror", None) or error
-        return Answer("", "", f"{argv[0]} cannot be started ({why})")
+        process = start_tied(argv, environ, **pipes)
+    except LaunchError as error:
+        return Answer("", "", str(error).rstrip("."))
     deadline = time.monotonic() + seconds
     problem, is_late = "", False
-    while not problem:
+    while not problem and process.returncode is None:
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
-            break
         except subprocess.TimeoutExpired as error:
             out, err = error.output or b"", error.stderr or b""
             is_late = time.monotonic() >= deadline
@@ -64,28 +59,20 @@ def ask(
                 problem = "it was interrupted by a stop"
             elif is_late:
                 problem = f"it did not finish within {seconds:.0f} s"
-    else:
-        _kill(process)
-    if not problem and process.returncode:
-        problem = f"it ended with exit code {process.returncode}"
-        if process.returncode < 0:
-            problem = f"it was killed by signal {-process.returncode}"
-    return Answer(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), problem, is_late)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and what it started. Do not wait: a driver's call may keep it alive."""
-    with contextlib.suppress(OSError):
+    if problem:  # do not wait for its end: a driver's call may keep it alive
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_KILL_SECONDS)
+    elif process.returncode:
+        code = process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        problem = f"it {how}"
+    return Answer(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), problem, is_late)
 
 
 class Helper:
     """A process in a session of its own that exchanges lines of JSON with this one.
 
     Calls take(message) for each message, and take(None) when it has ended. Its last argument is
-    its socket's descriptor. Raises OSError or SubprocessError if it cannot be started.
+    its socket's descriptor. Raises LaunchError if it cannot be started.
     """
 
     def __init__(
@@ -101,13 +88,8 @@ class Helper:
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_SEND_SECONDS)
         with theirs:
-            process = subprocess.Popen(
-                [*argv, str(theirs.fileno())],
-                env=dict(environ),
-                cwd=folder or None,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
+            argv, fds = [*argv, str(theirs.fileno())], [theirs.fileno()]
+            process = start_tied(argv, environ, folder=folder, pass_fds=fds)
         self.pid, process.returncode = process.pid, 0  # the loop reaps all children, not Popen
         selector.register(self._connection, selectors.EVENT_READ, self._read)
 
@@ -135,5 +117,4 @@ class Helper:
         with contextlib.suppress(KeyError):  # the selector is closed
             self._selector.unregister(self._connection)
         self._connection.close()
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
+        send(self.pid, signal.SIGKILL)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from launcher.host.within import within
@@ -46,66 +44,41 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or may have no address
     on this host alone. Raises OSError: EADDRINUSE if the port is taken.
     """
-    own = [host]
-    if not is_literal(host):
-        own = within(_OWN_NAME_SECONDS, lambda: [str(to[0]) for _, to in look_up(host)], [])
-        if not own or any(map(is_loopback, own)):
-            return listen_on([], port), bool(own)
-    try:
-        return listen_on(own, port), True
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise
-    # The name resolves to a proxy's address, or to an outdated one.
-    return listen_on([], port), False
-
-
-def listen_on(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on those of these addresses that this host has; for [], on all of its own.
-
-    Raises OSError: EADDRINUSE if the port is taken at one of them.
-    """
-    if not addresses:
-        return [_listen_on_all(port)]
+    if is_literal(host):
+        found = look_up(host, port)
+    else:
+        found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), [])
+        if any(is_loopback(str(to[0])) for _, to in found):
+            return [listen_on_all(port)], True
     listeners: list[socket.socket] = []
-    none = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, to in (found for address in addresses for found in look_up(address, port)):
+    for family, to in found:
         try:
             listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
-        except OSError as error:
-            none = error  # DNS may have an IPv6 address that this host lacks
+        except OSError as error:  # DNS may have an address of a proxy, or one that this host lacks
             if error.errno == errno.EADDRINUSE:
                 for listener in listeners:
                     listener.close()
                 raise
-    if not listeners:
-        raise none
-    return listeners
+    return listeners or [listen_on_all(port)], bool(listeners)
 
 
-def _listen_on_all(port: int) -> socket.socket:
+def listen_on_all(port: int) -> socket.socket:
+    """Listen on all addresses of this host. Raises OSError."""
     if socket.has_dualstack_ipv6():
-        try:
+        with contextlib.suppress(OSError):  # no IPv6; a taken port fails for IPv4, too
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
-        except OSError:
-            pass  # IPv6 may be disabled; a taken port fails for IPv4, too
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 def connected(host: str, port: int) -> socket.socket | str:
     """Return a connection, or why there is none. May block for many seconds."""
-    why = f"the name {host} does not resolve"
-    for family, address in look_up(host, port):
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(_CONNECT_SECONDS)
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            refused = isinstance(error, ConnectionRefusedError)
-            why = "nothing is listening there" if refused else "it does not answer"
-        else:
-            return connection
-    return why
+    try:
+        return socket.create_connection((host, port), _CONNECT_SECONDS)
+    except (socket.gaierror, UnicodeError):
+        return f"the name {host} does not resolve"
+    except ConnectionRefusedError:
+        return "nothing is listening there"
+    except OSError:
+        return "it does not answer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 
@@ -11,12 +12,13 @@ from launcher.errors import LaunchError
 from launcher.text.log import log
 
 PREFIX, SOCKET = "sm-launch-", "socket"  # of the folder's name; of the socket in it
+_BACKLOG = 128  # connections that keepers wait for
 _PARENT_BYTES = 60  # of the parent folder's path: a socket's path has at most 107 (unix(7))
 
 
 @contextlib.contextmanager
-def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
-    """Make a folder for the launcher's socket and torchrun's temporary files; remove it at the end.
+def run_dir(environ: Mapping[str, str]) -> Iterator[tuple[str, socket.socket]]:
+    """Make a folder for torchrun's temporary files, and a socket in it; remove it at the end.
 
     Raises LaunchError.
     """
@@ -34,10 +36,16 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         what = f"cannot create a folder in {parent} ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{what}; {fix}.") from None
-    try:
-        yield folder
-    finally:
-        remove(folder)
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove, folder)
+        try:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(os.path.join(folder, SOCKET))
+        except OSError as error:
+            fix = "raise ulimit -n, or set TMPDIR"
+            raise LaunchError(f"cannot create a socket in {folder}: {error}; {fix}.") from None
+        listener.listen(_BACKLOG)
+        yield folder, listener
 
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:

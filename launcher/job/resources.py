@@ -19,7 +19,6 @@ from launcher.errors import LaunchError, NotFoundError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.network import look_up
-from launcher.host.processes import require_psutil
 from launcher.host.signals import Signals
 from launcher.job.options import checked, whole
 from launcher.text.log import log
@@ -55,7 +54,7 @@ def read_resources() -> Resources:
     Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
     folder = torch_folder()
-    require_psutil()
+    _require_psutil()
     return Resources(
         python=sys.executable,
         torch=torch_version(folder),
@@ -64,6 +63,15 @@ def read_resources() -> Resources:
         efa=has_efa(),
         torchrun=read_text(os.path.join(folder, _TORCHRUN)),
     )
+
+
+def _require_psutil() -> None:
+    try:
+        import psutil  # noqa: F401 (interface_of needs it)
+    except ImportError as error:  # or its C extension does not load
+        raise LaunchError(
+            f"psutil cannot be imported by {sys.executable} ({error}); install it there."
+        ) from None
 
 
 def require_files() -> None:

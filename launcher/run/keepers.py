@@ -12,6 +12,7 @@ import math
 import selectors
 import signal
 import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from launcher.watch.progress import StacksRequest
 from launcher.watch.stacks import CRASHES, GATHER_SECONDS, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
+_LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
+_STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
 # After these the coordinator has replied, or never will.
 _STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
@@ -54,11 +57,12 @@ class Keepers:
         self._counted = {**system.oom_kills(), **system.refused_processes()}
         self._listener: socket.socket | None = None
 
-    def listen(self, folder: str) -> None:
-        """Take connections in a folder. Raises LaunchError if there can be no socket."""
-        self._listener = self._system.listen_in(folder)
-        act = functools.partial(self._accept, self._listener)
-        self._system.selector.register(self._listener, selectors.EVENT_READ, act)
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections from now on."""
+        listener.setblocking(False)
+        self._listener = listener
+        act = functools.partial(self._accept, listener)
+        self._system.selector.register(listener, selectors.EVENT_READ, act)
 
     @property
     def are_gone(self) -> bool:
@@ -80,7 +84,8 @@ class Keepers:
         for connection, rank in list(self._connections.items()):
             if rank in ranks:
                 with contextlib.suppress(OSError):  # it was killed; the next read finds that
-                    self._system.send_with_stderr(connection, encoded({"run": start(rank)}))
+                    stderr = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDERR)
+                    connection.sendmsg([encoded({"run": start(rank)})], [stderr])
 
     def end(self, action: events.EndRanks) -> None:
         """Command all keepers to end their ranks."""
@@ -116,7 +121,8 @@ class Keepers:
             connection, _ = listener.accept()
         except OSError:
             return
-        if not self._system.has_room_beside(connection):
+        files, used = self._system.open_files()
+        if files - used < _LAST_FILES:
             connection.close()
             return
         connection.setblocking(False)

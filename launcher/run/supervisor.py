@@ -18,7 +18,6 @@ import math
 import os
 import selectors
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -113,8 +112,8 @@ class Supervisor(Stepping):
         self._plan = job.plan
         if not job.error:
             try:
-                self._folder = self._open.enter_context(system.folder(environ))
-                self._keepers.listen(self._folder)
+                self._folder, listener = self._open.enter_context(system.run_dir(environ))
+                self._keepers.listen(listener)
             except Exception as error:  # before any host has started anything
                 job = Job(job.cluster, job.options, error=error)
         self._open.callback(self._keepers.close)
@@ -266,7 +265,7 @@ class Supervisor(Stepping):
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
         if signal.SIGCHLD in numbers and self._torchrun:
-            for pid, exit_code in self._system.reap():
+            for pid, exit_code in self._system.reap().items():
                 if pid == self._torchrun.pid:
                     error = self._torchrun.words() if exit_code > 0 else ""
                     oom = self._keepers.oom() if exit_code == -signal.SIGKILL else ""
@@ -372,7 +371,7 @@ class Supervisor(Stepping):
         return {
             "environ": environ,
             "grace": options.grace,
-            "ignored": self._system.ignored,
+            "ignored": self._system.ignored(),
             "log": log,
             "output": {
                 "shows": not ranks or any(rank in some for some in ranks),
@@ -406,8 +405,8 @@ class Supervisor(Stepping):
                 self._store = self._system.start_helper(
                     (python, "-u", STORE), environ, self.state.job.options.folder, self._store_made
                 )
-            except (OSError, subprocess.SubprocessError) as error:
-                self._channel.happens(StoreMade(0, f"the store cannot be started ({error})"))
+            except LaunchError as error:
+                self._channel.happens(StoreMade(0, f"the store cannot be started: {error}"))
                 return
             self._open.callback(self._store.close)
         self._store.send({"make": True})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 from launcher import PACKAGE
+from launcher.errors import LaunchError
 from launcher.host.child import Helper
 from launcher.host.system import System
 from launcher.job.job import LaunchPlan
@@ -43,8 +43,8 @@ class Warm:
             self._helper = system.start_helper(
                 argv, {**environ, **plan.environment}, options.folder, self._take
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            self._fail(str(error))
+        except LaunchError as error:
+            self._fail(str(error).rstrip("."))
 
     def _take(self, message: Mapping[str, Any] | None) -> None:
         if message is None:

@@ -147,6 +147,11 @@ class End(Ready):
         self._post(data)
         return len(data)
 
+    def sendmsg(self, lines: Sequence[bytes], stderr: object) -> None:
+        """Send a keeper the command to run, with the launcher's stderr."""
+        self.machine.job.watch.commands_run(self.machine)
+        self._post(*lines)
+
     def shutdown(self, how: int) -> None:
         """End both directions."""
         self.comes(b"")
@@ -204,15 +209,13 @@ class Pipe(End):
 class System:
     """The System of one simulated launcher (launcher/host/system.py has the real one)."""
 
-    ignored: Sequence[int] = ()
-
     def __init__(self, job: Job, machine: Machine, wake: Callable[[], None]) -> None:
         self.job, self.machine = job, machine
         self.selector = Selector(wake)
         self.signals = Ready()
         self.listener: Listener | None = None  # for keepers
         self.ends: list[End] = []  # of connections to keepers
-        self._reapable: list[tuple[int, int]] = []
+        self._reapable: dict[int, int] = {}
         self._stood_still = 0.0
 
     def now(self) -> float:
@@ -242,11 +245,7 @@ class System:
 
     def open_files(self) -> tuple[int, int]:
         """Return how many files there can be open, and are."""
-        return (8 if self.job.of(self.machine, What.TOO_FEW_FILES) else 1 << 16), 8
-
-    def has_room_beside(self, connection: Any) -> bool:
-        """Whether descriptors are left."""
-        return True
+        return (8 if self.job.of(self.machine, What.TOO_FEW_FILES) else 1 << 16), 0
 
     def listen(self, host: str, port: int) -> tuple[list[Any], bool]:
         """Listen for the other hosts."""
@@ -268,23 +267,14 @@ class System:
     # Keepers.
 
     @contextlib.contextmanager
-    def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Return the name of a folder for the job."""
+    def run_dir(self, environ: Mapping[str, str]) -> Iterator[tuple[str, Listener]]:
+        """Return the name of a folder for the job, and what listens for keepers."""
         cannot = self.job.of(self.machine, What.NO_FOLDER)
         if cannot:
             self.job.watch.fault(cannot, self.machine)
             raise LaunchError("cannot create a folder in /tmp (read-only); set TMPDIR.")
-        yield "/job"
-
-    def listen_in(self, folder: str) -> Any:
-        """Listen for keepers."""
         self.listener = Listener()
-        return self.listener
-
-    def send_with_stderr(self, connection: End, line: bytes) -> None:
-        """Send a keeper a line."""
-        self.job.watch.commands_run(self.machine)
-        connection.send(line)
+        yield "/job", self.listener
 
     def disconnect(self) -> None:
         """This launcher was killed: the kernel closes what it has open."""
@@ -310,12 +300,12 @@ class System:
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """A child has ended, or a process whose parent has."""
-        self._reapable.append((pid, exit_code))
+        self._reapable[pid] = exit_code
         self.signals.comes(signal.SIGCHLD)
 
-    def reap(self) -> list[tuple[int, int]]:
+    def reap(self) -> dict[int, int]:
         """Return the children that have ended."""
-        ended, self._reapable = self._reapable, []
+        ended, self._reapable = self._reapable, {}
         return ended
 
     @property
@@ -336,6 +326,10 @@ class System:
         """Return the letter of a process, as in proc(5)."""
         process = self.job.processes[pid]
         return ("D" if process.is_held else "S") if process.runs else ""
+
+    def ignored(self) -> list[int]:
+        """Return that no signals were ignored."""
+        return []
 
     def kill_tree(self, pid: int, *, below: bool) -> None:
         """Kill a process, and perhaps all below it."""
