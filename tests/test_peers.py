@@ -523,7 +523,7 @@ def test_the_next_attempt_knows_nothing_of_who_had_left():
     assert "had ended" not in first.waits_until(23)[0].message.restart
 
 
-RETURNED = StalledRank(5, 1, 70.0, runs_on='thread "uploader", in upload, train.py:4')
+RETURNED = StalledRank(5, 1, 70.0, place='thread "uploader", in upload, train.py:4', runs_on=True)
 WAITS = StalledRank(0, 0, 70.0, groups=(Group("0,1", last=3, waits=3),))
 RUN_ON = (
     "rank 5's script has ended, but its process is still running: "

@@ -264,27 +264,27 @@ JOIN = lines(("_exit_function", "/usr/lib/python3.11/multiprocessing/util.py", 3
 
 
 @pytest.mark.parametrize(
-    ("main", "threads", "children", "words"),
+    ("main", "threads", "child", "words"),
     [
-        ([], [["uploader", UPLOAD, True]], [], 'thread "uploader", in upload, train.py:4'),
+        ([], [["uploader", UPLOAD, True]], "", 'thread "uploader", in upload, train.py:4'),
         (
             JOIN,
             [["idle", POOL, True], ["uploader", UPLOAD, True], ["daemon", POOL, False]],
-            ["Process-1 (pid 99)"],
+            "Process-1 (pid 99)",
             'thread "uploader", in upload, train.py:4, and 1 more',
         ),
-        ([], [["idle", POOL, True]], [], 'thread "idle", in run, process.py:320'),
+        ([], [["idle", POOL, True]], "", 'thread "idle", in run, process.py:320'),
         *(
-            (main, pool, ["P-1 (pid 99)"], "it is waiting for its child process P-1 (pid 99)")
+            (main, pool, "P-1 (pid 99)", "it is waiting for its child process P-1 (pid 99)")
             for main, pool in ((JOIN, []), ([], [["idle", POOL, True]]))
         ),
-        (SAVE, [], ["P-1 (pid 99)"], "in its exit handlers, in save, train.py:9"),
-        ([], [], [], "in its exit handlers"),
+        (SAVE, [], "P-1 (pid 99)", "in its exit handlers, in save, train.py:9"),
+        ([], [], "", "in its exit handlers"),
     ],
 )
-def test_what_a_process_runs_on_in(main, threads, children, words):
+def test_what_a_process_runs_on_in(main, threads, child, words):
     found = stacks.threads_of([["", main, False], *threads])
-    assert stacks.kept_by(found, children) == words
+    assert stacks.kept_by(found, child) == words
 
 
 def returning(replies):
@@ -302,13 +302,13 @@ def returning(replies):
         found = report(watch, now, {7: None, 8: None})
         if found and found.ranks:
             one = found.ranks[0]
-            reported.append((now, one.runs_on, round(one.unchanged), found.others))
+            reported.append((now, one.runs_on and one.place, round(one.unchanged), found.others))
     return reported
 
 
 def test_a_rank_that_runs_on_after_its_script_is_reported():
     threads = [["", SAVE, False], ["uploader", UPLOAD, True], ["a daemon's", POOL, False]]
-    nothing = {"threads": threads, "groups": [], "children": []}
+    nothing = {"threads": threads, "groups": [], "child": ""}
     found = returning(lambda now: {**nothing, "unchanged": max(0, now - 95)})
     runs_on = 'thread "uploader", in upload, train.py:4'
     assert found == [(136, runs_on, 36, 1)]  # since its script's end
@@ -328,16 +328,18 @@ def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_c
         watch.poll(now)
         seen = report(watch, now, {7: None})
         found.update({now: seen.ranks} if seen and seen.ranks else {})
-    assert found == {131: (StalledRank(3, 1, 31, runs_on="in its exit handlers"),)}
+    assert found == {131: (StalledRank(3, 1, 31, place="in its exit handlers", runs_on=True),)}
     watch = Watch(15, 20)
     watch.started(7, 3, 1, 100)
     watch.script_ended(7, 100)  # and its process ends
-    assert watch.poll(150) and report(watch, 151, {7: 0}).ranks == (StalledRank(3, 1, 51, ENDED),)
+    assert watch.poll(150) and report(watch, 151, {7: 0}).ranks == (
+        StalledRank(3, 1, 51, ENDED, "in its exit handlers"),
+    )
 
 
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
     state = begun(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
-    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on="in f")]
+    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on=True)]
     state = hears(state, "algo-1", ranks, 100)
     while not state.hang:
         state, _, _ = check(state, judge.due(state))
@@ -827,14 +829,14 @@ def standing_still(cpu, calls=lambda now: STILL):
             fields = {"unchanged": now, "threads": [["", calls(now), False]], "note": ""}
             watch.replied(7, {**request, **fields}, now)
         one = report(watch, now, {7: None})
-        seen += [(now, one.ranks[0])] if one and one.ranks and one.ranks[0].silent else []
+        seen += [(now, one.ranks[0])] if one and one.ranks and one.ranks[0].is_still else []
     return seen
 
 
 def test_a_rank_that_stands_still_before_its_first_collective():
     seen = standing_still(lambda now: 0.0)
     where = "wait, file_baton.py:50, called in load_extension, train.py:9"
-    assert (seen[0][0], seen[0][1].silent, seen[0][1].unchanged) == (46, where, 31)
+    assert (seen[0][0], seen[0][1].place, seen[0][1].unchanged) == (46, where, 31)
     # The lines of a loop that waits are one place.
     assert standing_still(lambda now: 0.0, lambda now: lines(LOADS, ("wait", BATON, 50 + now % 2)))
     assert not standing_still(lambda now: 0.03 * now)  # it, or a child of it, works
@@ -844,7 +846,10 @@ def test_a_rank_that_stands_still_before_its_first_collective():
 
 
 def test_what_is_said_of_a_rank_that_stands_still():
-    ranks = [rank(number, silent="wait, file_baton.py:50", unchanged=64) for number in (1, 2)]
+    ranks = [
+        rank(number, place="wait, file_baton.py:50", is_still=True, unchanged=64)
+        for number in (1, 2)
+    ]
     state = hears(begun(notify=60, timeout=60, every=1), "algo-1", ranks, 100)
     state, lines, _ = check(state, 101)
     assert lines == [

@@ -185,9 +185,11 @@ def connect() -> Callable[[BaseException | None], None]:
     with contextlib.suppress(Exception):
         report_crashes(keeper.fileno())
     report_threads(keeper)
-    replier = load(watcher).begin(keeper) if watcher else None
+    replier, pid = load(watcher).begin(keeper) if watcher else None, os.getpid()
 
     def ended(error: BaseException | None) -> None:
+        if os.getpid() != pid:
+            return  # a fork of the script returned here
         end = describe.end(error) if error else {"exit_code": 0}
         if end["exit_code"]:
             more = replier.failed(error) if replier else {}

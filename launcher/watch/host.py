@@ -16,22 +16,8 @@ from typing import Any, Callable
 
 from launcher.text import wire
 from launcher.text.words import printable
+from launcher.watch import stacks
 from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
-from launcher.watch.stacks import (
-    AT_EXIT,
-    FATAL,
-    MOST_CALLS,
-    Calls,
-    Thread,
-    calls_in,
-    crash_in,
-    in_place,
-    kept_by,
-    place,
-    still_in,
-    text_of,
-    threads_of,
-)
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
@@ -51,7 +37,7 @@ _HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
 
 
 class _Rank:
-    """The state of a rank: `known.unchanged` is 0 if its last reply reported progress."""
+    """A rank as its last reply has it; `known.unchanged` is 0 if it has made progress since."""
 
     def __init__(self, known: StalledRank, now: float) -> None:
         self.known, self.replied_at, self.poll = known, now, 0
@@ -59,39 +45,40 @@ class _Rank:
         self.has_failed = False  # at the place in `known`
         self.error = ""  # why it cannot report its progress
         self.signal = 0  # at which it writes where it is; 0: no signal
-        self.threads: tuple[Thread, ...] = ()  # at its last reply
+        self.threads: tuple[stacks.Thread, ...] = ()  # at its last reply
         self.written: list[str] = []  # by faulthandler
-        self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script's end; what keeps it alive
+        self.returned_at = math.inf  # the end of its script
         # Before its first collective: where it is, since when, and the CPU seconds that it and all
         # below it had used then.
         self.still: tuple[Any, float, float] = ((), now, 0.0)
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> stacks.Calls:
         """Where its main thread is, () if unknown."""
-        return self.threads[0].calls if self.threads else calls_in(self.written)
+        return self.threads[0].calls if self.threads else stacks.calls_in(self.written)
 
     def at(self, now: float, every: float, code: int | None, state: str) -> StalledRank | None:
         """Return its progress, None if unknown, by its process's exit code or state (proc(5))."""
         known, age, ran_on = self.known, now - self.replied_at, now - self.returned_at
+        has_returned, misses = ran_on >= 0, _MISSES * every
         if code == 0:
             return known.without_waits(ENDED)._replace(unchanged=age)
         if code is not None or self.has_failed:
             return known
-        if not self.is_connected and self.returned_at < math.inf:
-            if ran_on <= _MISSES * every:
-                return None  # it may be about to connect
-            return StalledRank(known.rank, known.local_rank, ran_on, runs_on=self.runs_on)
-        if self.is_connected is False:
-            return None
-        if self.is_connected and age > _MISSES * every:
+        if not self.is_connected:
+            if has_returned and ran_on > misses:  # before, it may be about to connect
+                return known._replace(unchanged=ran_on, groups=(), runs_on=True)
+            if has_returned or self.is_connected is False:
+                return None
+            return known._replace(unchanged=age)
+        if age > misses:
             known = known._replace(trouble=no_reply(state))
-        elif self.is_connected and not known.unchanged:
+        elif not known.unchanged:
             return known
         unchanged = known.unchanged + age
-        if self.returned_at == math.inf:
-            return known._replace(unchanged=unchanged)
-        return known._replace(unchanged=min(unchanged, ran_on), runs_on=self.runs_on)
+        if has_returned:
+            return known._replace(unchanged=min(unchanged, ran_on), runs_on=True)
+        return known._replace(unchanged=unchanged)
 
 
 class Watch:
@@ -136,44 +123,49 @@ class Watch:
 
     def script_ended(self, pid: int, now: float) -> None:
         """Note that a rank's script has ended."""
-        self._of(pid).returned_at = now
+        rank = self._of(pid)
+        rank.returned_at = now
+        rank.known = rank.known._replace(place=stacks.AT_EXIT, is_still=False)
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Handle a rank's reply. Raises one of several errors if it is not valid."""
         rank = self._of(pid)
         if fields["poll"] != self._polls:
             return  # it is too late
+        rank.replied_at, rank.poll = now, self._polls
         rank.signal = int(fields.get("signal", rank.signal))
         rank.error = printable(str(fields.get("error", "")))
-        known = rank.known._replace(unchanged=0, trouble="", place="", silent="", note="")
-        rank.threads, rank.written = threads_of(fields.get("threads", ())), []
-        if rank.threads and rank.returned_at < math.inf:
-            rank.runs_on = kept_by(rank.threads, fields["children"])
+        rank.threads, rank.written = stacks.threads_of(fields.get("threads", ())), []
+        place = stacks.place(rank.calls)
+        if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
+            place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
+        known = rank.known._replace(
+            unchanged=float(fields.get("unchanged", 0)),
+            trouble="",
+            place=place,
+            groups=wire.read(tuple[Group, ...], fields.get("groups", [])),
+            is_still=False,
+            note=str(fields.get("note", "")),
+        )
         if fields.get("ends"):
-            known = known.without_waits(f"{ENDS}{in_place(rank.calls)}")
-        else:
-            # Python's own wait for a thread is no useful place.
-            where = place(rank.calls) if rank.returned_at == math.inf else ""
-            groups = wire.read(tuple[Group, ...], fields.get("groups", []))
-            note = str(fields.get("note", ""))
-            known = known._replace(place=where, groups=groups, note=note)
-        rank.replied_at, rank.poll = now, self._polls
+            trouble = f"{ENDS}{stacks.in_place(rank.calls)}"
+            known = known._replace(groups=rank.known.groups).without_waits(trouble)
+        elif "note" in fields and rank.calls:
+            known = self._if_still(pid, rank, known, now)
         if not rank.has_failed:
-            rank.known = known._replace(unchanged=float(fields.get("unchanged", 0)))
-            self._note_still(pid, rank, "note" in fields, now)
+            rank.known = known
 
-    def _note_still(self, pid: int, rank: _Rank, is_before: bool, now: float) -> None:
-        """Note whether a rank without a collective is where it was at the previous poll."""
-        calls, (was, since, used) = rank.calls, rank.still
-        # A waiting loop may be at any of its lines.
-        where = (calls[:-1], calls[-1].function) if is_before and calls else ()
-        if not where or where != was:
-            rank.still = where, now, self._cpu_of(pid) if where else 0.0
-        elif self._cpu_of(pid) - used > _IDLE * (now - since):
-            rank.still = where, now, self._cpu_of(pid)
-        elif now - since >= self._reported_from:
-            unchanged = min(rank.known.unchanged, now - since)
-            rank.known = rank.known._replace(silent=still_in(calls), unchanged=unchanged)
+    def _if_still(self, pid: int, rank: _Rank, known: StalledRank, now: float) -> StalledRank:
+        """Return a rank without a collective, with the place where it has stood still, if any."""
+        calls, (place, since, used) = rank.calls, rank.still
+        here = calls[:-1], calls[-1].function  # a waiting loop may be at any of its lines
+        cpu = self._cpu_of(pid)
+        if here != place or cpu - used > _IDLE * (now - since):
+            rank.still = here, since, used = here, now, cpu
+        if now - since < self._reported_from:
+            return known
+        unchanged = min(known.unchanged, now - since)
+        return known._replace(place=stacks.still_in(calls), is_still=True, unchanged=unchanged)
 
     def failed(self, pid: int, fields: Any) -> None:
         """Note the groups of a failing rank, which it sends with its reason."""
@@ -184,14 +176,14 @@ class Watch:
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal, or at a crash."""
         lines = self._of(pid).written
-        if line.startswith(("Stack ", FATAL)):  # it begins again, for another request
+        if line.startswith(("Stack ", stacks.FATAL)):  # it begins again, for another request
             lines.clear()
-        if len(lines) < MOST_CALLS:
+        if len(lines) < stacks.MOST_CALLS:
             lines.append(line)
 
-    def crash(self, pid: int, number: int) -> Calls:
+    def crash(self, pid: int, number: int) -> stacks.Calls:
         """Return where a rank was when a signal ended it, () if unknown."""
-        return crash_in("\n".join(self._of(pid).written), number)
+        return stacks.crash_in("\n".join(self._of(pid).written), number)
 
     def disconnected(self, pid: int) -> None:
         """Note that a rank cannot be polled any more: it has ended, or continues without us."""
@@ -266,9 +258,9 @@ class Watch:
         if self._has_no_room:
             found, size = {}, 0
         running = [pid for pid, code in ranks.items() if code is None]
-        idle = [pid for pid, known in found.items() if known.runs_on or known.waits]
+        idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
         report = NoProgressReport(
-            self._attempt, tuple(found.values()), others=len({*running} - {*idle})
+            self._attempt, tuple(found.values()), others=len({*running} - idle)
         )
         if not wanted:
             timeless = tuple(known._replace(unchanged=0) for known in report.ranks)
@@ -276,10 +268,10 @@ class Watch:
             return [] if self._reported == before else [report]
         self._reported = None  # what is reported next is new
         room = min(_STACK_BYTES, (_REPORT_BYTES - size) // max(1, len(running)))
-        stacks = [
+        texts = [
             (self._ranks[pid].known.rank, self.text(pid, state_of(pid), room)) for pid in running
         ]
-        return [report._replace(number=number, stacks=tuple(stacks)) for number in wanted]
+        return [report._replace(number=number, stacks=tuple(texts)) for number in wanted]
 
     @property
     def error(self) -> str:
@@ -295,7 +287,7 @@ class Watch:
 
     def place(self, pid: int) -> str:
         """Return where a rank is, by the last poll for stacks; "" if unknown."""
-        return place(self._ranks[pid].calls)
+        return stacks.place(self._ranks[pid].calls)
 
     def text(self, pid: int, state: str, room: int = _STACK_BYTES) -> str:
         """Return a rank's stacks; `state` is the letter of its process's state (proc(5))."""
@@ -306,10 +298,10 @@ class Watch:
                 "is closed, or --launcher-watch is 0."
             )
         if rank.poll == self._polls:
-            return text_of(rank.threads, room)
+            return stacks.text_of(rank.threads, room)
+        main = [stacks.Thread("", rank.calls)] if rank.calls else []
         why = f"  it {no_reply(state, may_signal=self._may_signal)}."
-        main = [Thread("", rank.calls)] if rank.calls else []
-        return "\n".join(filter(None, (why, text_of(main, room))))
+        return "\n".join(filter(None, (why, stacks.text_of(main, room))))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

@@ -96,15 +96,11 @@ class Replier:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Start if the script imports torch.distributed."""
-        if name == _MODULE and not self._has_started and self._is_rank():
+        if name == _MODULE and not self._has_started and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
                 if not os.path.exists("/dev/nvidiactl"):  # the variable turns NCCL's on, too
                     os.environ.setdefault(_RECORDER, _ENTRIES)
                 self._start()
-
-    def _is_rank(self) -> bool:
-        """Tell whether this process is the rank's, not a fork of it."""
-        return os.getpid() == self._pid
 
     def forked(self) -> None:
         """Note that the script has forked a process that may do its work, not load its data."""
@@ -121,7 +117,7 @@ class Replier:
     def is_alone(self) -> bool:
         """Tell whether this rank has worked alone in a job of several, as far as can be known."""
         with contextlib.suppress(Exception):  # an unknown version of torch
-            return self._is_rank() and self._has_others and self._is_alone()
+            return self._has_others and self._is_alone()
         return False
 
     def _is_alone(self) -> bool:
@@ -129,19 +125,22 @@ class Replier:
         self._note_collectives()
         had_group = getattr(module, "_default_pg_init_method", None) is not None
         is_recorded = _RECORDER in os.environ and bool(recorded("fr"))
-        is_unknown = had_group and not (module._world.pg_map or is_recorded)
-        calls = getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0)
-        if self._has_exchanged or self._has_forked or is_unknown or calls:
-            return False
         loads_data = "multiprocessing.popen_fork" in sys.modules
-        worked = not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS
-        return not worked and _OTHER_WAYS.isdisjoint(sys.modules)
+        may_have_others = (
+            self._has_exchanged,
+            self._has_forked,
+            had_group and not (module._world.pg_map or is_recorded),
+            getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0),
+            not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS,
+            not _OTHER_WAYS.isdisjoint(sys.modules),
+        )
+        return not any(may_have_others)
 
     def failed(self, error: BaseException) -> dict[str, Any]:
         """Return the report of a rank that fails: its groups, and a note."""
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
-            if self._is_rank() and _MODULE in sys.modules:
+            if _MODULE in sys.modules:
                 if not self._has_exchanged:
                     found["notes"] = list(filter(None, [self._note(_raised_in(error))]))
                 found["groups"] = groups_now(has_failed=True)
@@ -149,11 +148,10 @@ class Replier:
 
     def script_ended(self) -> None:
         """Start in any case; from now on a rank is expected to end."""
-        if self._is_rank():
-            with contextlib.suppress(Exception):
-                if not self._has_started:
-                    self._start(after=_END_SECONDS)
-                self._has_returned = True
+        with contextlib.suppress(Exception):
+            if not self._has_started:
+                self._start(after=_END_SECONDS)
+            self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
         """Start the thread, which replies after so many seconds."""
@@ -165,21 +163,13 @@ class Replier:
     def _end(self) -> None:
         """Keep threads out of C++ while Python exits: ending one there would abort the process.
 
-        A handler of the script may raise meanwhile; stops come once or twice. It is too late for
-        its exit code, but Python prints what it raises.
+        A handler of the script may raise meanwhile, at a stop: it is too late for its exit code.
         """
-        raised: BaseException | None = None
-        for _ in range(3 if self._is_rank() else 0):
-            try:
+        for _ in range(3 if os.getpid() == self._pid else 0):
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 self._busy.acquire(timeout=1)  # and keep it
                 self._since = monotonic()
-                let_torchs_threads_finish()
-                break
-            except BaseException as error:
-                if _raised_in(error)[0].f_code.co_filename != __file__:
-                    raised = error
-        if isinstance(raised, Exception):
-            raise raised
+                return let_torchs_threads_finish()
 
     def _run(self, after: float) -> None:
         # An exception: the keeper is gone, or Python is.
@@ -212,23 +202,22 @@ class Replier:
         return found
 
     def _threads(self) -> dict[str, Any]:
-        """Return where all threads but this one are, the main one first, and child processes.
+        """Return where all threads but this one are, the main one first, and a child process.
 
         Of each thread its name, its calls, and whether Python waits for it at the script's end.
         """
-        frames = current_frames()
-        threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
-        found = [["", written(frames.get(self._main)), False]]
-        for ident in [one for one in frames if one not in (self._main, get_ident())]:
-            name = hex(ident)  # of a thread that C++ has started, or without a name
-            with contextlib.suppress(Exception):  # the script's own code may run here
-                name = str(threads[ident].name)[:_LONGEST] or name
-            keeps = ident in threads and not threads[ident].daemon
-            found.append([name, written(frames[ident]), keeps])
-        found[1:] = sorted(found[1:], key=lambda one: not one[2])[: _MOST_THREADS - 1]
+        known, found = dict(getattr(threading, "_active", {})), list[Any]()
+        for ident, frame in current_frames().items():
+            if ident != get_ident():
+                thread, is_main = known.get(ident), ident == self._main
+                # C++ has started it, or it has no name.
+                name = "" if is_main else str(getattr(thread, "name", "") or hex(ident))[:_LONGEST]
+                keeps = not (is_main or thread is None or thread.daemon)
+                found.append([name, written(frame), keeps])
+        found.sort(key=lambda thread: (thread[0] != "", not thread[2]))
         processes = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
         children = [f"{one.name[:_LONGEST]} (pid {one.pid})" for one in processes if not one.daemon]
-        return {"threads": found, "children": children[:1]}
+        return {"threads": found[:_MOST_THREADS], "child": (children or [""])[0]}
 
     def _progress(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the state of each group, unless it has changed since the last poll."""

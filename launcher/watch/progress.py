@@ -66,11 +66,11 @@ class Group(NamedTuple):
 class StalledRank(NamedTuple):
     """One rank that has made no progress for `unchanged` seconds.
 
-    `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing any
-    more, if known: it has ended, or does not reply; then its groups are those of its last reply, if
-    any. `runs_on` is what keeps its process alive after its script, "" before. `silent` is where it
-    has stood still before its first collective; `note` explains why others will not come to where
-    it waits.
+    `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
+    keeps its process alive. `trouble` is why it begins nothing any more, if known: it has ended, or
+    does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
+    moved from its place, before its first collective. `note` explains why others will not come to
+    where it waits.
     """
 
     rank: int
@@ -79,8 +79,8 @@ class StalledRank(NamedTuple):
     trouble: str = ""
     place: str = ""
     groups: tuple[Group, ...] = ()
-    runs_on: str = ""
-    silent: str = ""
+    runs_on: bool = False
+    is_still: bool = False
     note: str = ""
 
     @property

@@ -57,14 +57,14 @@ def reason(finding: Finding, now: float) -> str:
 def _idle(finding: Finding, now: float) -> str:
     """Return where ranks are that run on after their scripts, or stand still."""
     first = finding.ranks[finding.root[0]]
-    number, silent, more = first.state.rank, first.state.silent, len(finding.root) - 1
+    number, place, more = first.state.rank, first.state.place, len(finding.root) - 1
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
     if finding.runs_on:
         has_ended = f"rank {number}'s script has ended, but its process is still running"
-        return f"{has_ended}: {first.state.runs_on}{others}"
-    hint = " (a lock file of a run that was killed?)" if _LOCK.search(silent) else ""
+        return f"{has_ended}: {place}{others}"
+    hint = " (a lock file of a run that was killed?)" if _LOCK.search(place) else ""
     lasting = f"for {lasted(now - first.since)}{hint}"
-    return f"rank {number} has begun no collective: it is in {silent}, {lasting}{others}"
+    return f"rank {number} has begun no collective: it is in {place}, {lasting}{others}"
 
 
 def _absent(finding: Finding) -> str:
@@ -101,7 +101,7 @@ def _trouble(root: Sequence[Reported]) -> str:
 def _at(root: Sequence[Reported]) -> str:
     """Return the first rank's place or trouble, as the end of a sentence."""
     first = root[0].state
-    state = first.trouble or (f"is in {first.place}" if first.place else "")
+    state = first.trouble or (f"is in {first.place}" if first.place and not first.runs_on else "")
     return f"; rank {first.rank} {state}" if state else ""
 
 

@@ -111,21 +111,19 @@ def in_place(calls: Calls) -> str:
     return f", in {where}" if where else ""
 
 
-def kept_by(threads: Sequence[Thread], children: Sequence[str]) -> str:
+def kept_by(threads: Sequence[Thread], child: str) -> str:
     """Describe what keeps a rank's process alive after its script ended.
 
-    `children` are the names of child processes, for which Python may wait.
+    `child` names a child process for which Python may wait, "" for none.
     """
-    main, others = threads[0], [one for one in threads[1:] if one.keeps]
-    own = [one for one in others if _own(one.calls)]  # the user's own threads say most
-    joins = any(_JOINS.search(call.path) for one in (main, *others) for call in one.calls)
-    if not own and joins and children:
-        return f"it is waiting for its child process {printable(children[0])}"
-    if others:
-        name, calls, _ = (own or others)[0]
+    others = [thread for thread in threads if thread.keeps]
+    own = [thread for thread in others if _own(thread.calls)]  # the user's own threads say most
+    if child and not own and any(_JOINS.search(call.path) for one in threads for call in one.calls):
+        return f"it is waiting for its child process {printable(child)}"
+    for thread in own or others:
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
-        return f'thread "{name[:_MOST_PLACE]}"{in_place(calls)}{more}'
-    return f"{AT_EXIT}{in_place(main.calls)}"
+        return f'thread "{thread.name[:_MOST_PLACE]}"{in_place(thread.calls)}{more}'
+    return f"in its exit handlers{in_place(threads[0].calls if threads else ())}"
 
 
 def _own(calls: Calls) -> Calls:

@@ -67,7 +67,7 @@ class Finding(NamedTuple):
     @property
     def runs_on(self) -> bool:
         """Whether it is about ranks that run on after their scripts."""
-        return not self.waits and bool(self.ranks[min(self.root)].state.runs_on)
+        return not self.waits and self.ranks[self.root[0]].state.runs_on
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -105,8 +105,8 @@ def findings(reports: ReportedRanks) -> list[Finding]:
             is_sure = any(wait.is_sure for wait in waits)
             found.append(Finding(ranks, *_reason(waits, reports), since, is_sure))
     run_on = {rank: one for rank, one in reports.items() if one.state.runs_on}
-    silent = {rank: one for rank, one in reports.items() if one.state.silent and rank not in named}
-    for idle in filter(None, (run_on, silent)):
+    still = {rank: one for rank, one in reports.items() if one.state.is_still and rank not in named}
+    for idle in filter(None, (run_on, still)):
         since = min(one.since for one in idle.values())
         found.append(Finding(idle, tuple(sorted(idle)), (), since))
     return found
