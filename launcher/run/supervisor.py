@@ -302,7 +302,7 @@ class Supervisor(Stepping):
         elif isinstance(action, events.LeaveRanks):
             if self._torchrun and not self._plan.tees:
                 self._torchrun.is_muted = True
-            self._keepers.leave(action)
+            self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, events.LogPlaces):
             self._request_stacks(_PLACES, may_signal=True)
         else:
