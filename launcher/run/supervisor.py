@@ -32,7 +32,7 @@ from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.job.options import BARS, EVENTS_DIR, INIT, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
-from launcher.job.toolkit import base_dir
+from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
 from launcher.peers.messages import Cleared, FromMember, Start
@@ -320,7 +320,7 @@ class Supervisor(Stepping):
     def _files(self) -> int:
         """Count the files that SageMaker would upload, after a stop only new ones; -1: unknown."""
         phase, base = self.state.phase, base_dir(self._environ)
-        is_on_sagemaker = os.path.isdir(os.path.join(base, "input", "config"))
+        is_on_sagemaker = os.path.isdir(config_dir(base))
         has_run = self.state.times.trains < math.inf and not summary.says_unsaved(self.state)
         if not (isinstance(phase, Ending) and is_on_sagemaker and has_run):
             return -1
