@@ -26,7 +26,7 @@ from launcher.text.protocol import LineSocket, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, GATHER_SECONDS, frames_of, place
+from launcher.watch.stacks import CRASHES, crash_in, GATHER_SECONDS, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
@@ -238,7 +238,7 @@ class Keepers:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
         pid, connection.pid = connection.pid, 0
         if -code in CRASHES:
-            calls = self.watch.crash(pid, -code)
+            calls = self.watch.crash(pid, -code) or crash_in(str(message.get("crash", "")), -code)
             end = end._replace(place=place(calls), frames=frames_of(calls))
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(connection.rank, end, response)
