@@ -26,7 +26,7 @@ from launcher.text.protocol import LineSocket, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, crash_in, GATHER_SECONDS, frames_of, place
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
