@@ -51,8 +51,9 @@ li .icon { width: 16px; height: 16px; vertical-align: -3px; margin-right: .3rem;
 .icon.on { stroke-width: 4.5px; }
 .key { display: inline-block; width: 12px; height: 12px; margin-right: .3rem; }
 .both { display: grid; grid-template-columns: minmax(0, 1fr) 26rem; gap: 1rem; }
-#chart { overflow-x: auto; }
-#inner { width: calc(var(--label) + (100% - var(--label)) * var(--zoom, 1)); }
+#chart { overflow-x: auto; align-self: start; }
+#inner { padding-right: 11px; /* for a mark at the end */
+  width: calc(var(--label) + 11px + (100% - var(--label) - 11px) * var(--zoom, 1)); }
 .row { display: grid; grid-template-columns: var(--label) 1fr; align-items: center; }
 .label { position: sticky; left: 0; z-index: 3; background: var(--page); padding: 0 .5rem;
   white-space: nowrap; min-height: 22px; }
@@ -85,6 +86,9 @@ pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; m
   padding: .45rem 1rem; min-height: 2.2rem; background: var(--panel);
   border-top: 1px solid var(--line); }
 [hidden] { display: none !important; }
+@media (min-width: 1001px) {
+  #chart { position: sticky; top: 0; max-height: calc(100vh - 2.4rem); }
+}
 @media (max-width: 1000px) {
   .both { grid-template-columns: minmax(0, 1fr); }
   body { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); padding: 0 .6rem 5rem; }
@@ -349,7 +353,11 @@ def _add_events(section: Element, found: Timeline) -> None:
         where = "" if event.words.startswith(event.where) else event.where
         said = ": ".join(filter(None, [where, event.words]))
         _add(entry, "b", event.kind).tail = f" {said}"
-        if event.text:
+        if event.text and event.kind == "failed" and not event.is_root:
+            folded = SubElement(entry, "details")
+            _add(folded, "summary", "traceback", "soft")
+            _add(folded, "pre", event.text)
+        elif event.text:
             _add(entry, "pre", event.text)
         for path in event.files if event.kind == "failed" else ():
             _add(entry, "div", f"output: {path}", "soft")

@@ -14,7 +14,7 @@ PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 NAMES = "quickstart guide options logs troubleshooting frameworks debugging systems compatibility"
 USER_PAGES = [REPO / "README.md", *(REPO / "docs" / f"{name}.md" for name in NAMES.split())]
 # A command whose comment begins with one of these is not run by the tests.
-NOT_RUN = re.compile(r"\s#\s*(AWS|GPU|registry|long)\b")
+NOT_RUN = re.compile(r"\s#\s*(AWS|GPU|registry|long|in a job)\b")
 
 
 class Block(NamedTuple):

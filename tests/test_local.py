@@ -678,6 +678,7 @@ def test_a_stop_on_schedule(script):
     done = local("--stop", "algo-2@8", "--late", "algo-1@1", "--", script(READY), code=143)
     assert "launcher: sending SIGTERM to algo-" in done.stderr
     assert "The job was stopped with exit code 143 after " in done.stdout
+    assert "/opt/ml" not in done.stderr  # SageMaker uploads nothing from here
 
 
 @torch

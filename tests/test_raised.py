@@ -71,6 +71,12 @@ def ends():
         yield pytest.param(text, says, line, int(code), bool(secondary), marks=marks)
 
 
+def test_frames_have_no_marks_below_their_lines(ended):
+    """A reason has room for little; where lines wrap they stand below something else."""
+    frames = ended("one = 1 + (1 / 0) + 2\n")[0]["end"]["chain"][0]["frames"]
+    assert frames.endswith("one = 1 + (1 / 0) + 2")
+
+
 @pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ends())
 def test_how_a_script_ended(ended, text, says, line, code, secondary):
     exit_ = exit_of(ended(text))

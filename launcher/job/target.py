@@ -30,20 +30,21 @@ def located(options: Options, folders: Sequence[str], home: str = "") -> Options
     Raises LaunchError if there is no such script or module, or the script is no Python.
     """
     here = os.getcwd()
-    if module := options.train_module:
-        homes = [home] if home else []
+    if options.train_module:
+        module, homes = options.train_module, [home] if home else []
         others = ", ".join([*homes, "in PYTHONPATH or installed"])
-        if problem := _problem(module, [here, *homes, *sys.path], others):
+        problem = _problem(module, [here, *homes, *sys.path], others)
+        if problem:
             raise LaunchError(f"--train-module {module}: {problem}.")
         is_at_home = bool(homes and _problem(module, [here]) and not _problem(module, homes))
     else:
         script = options.train_script
         place = _find_script(script, folders)
-        is_here = place == os.path.abspath(script)
-        if not is_here:  # otherwise the script's sys.argv[0] stays as typed
+        is_typed = place == os.path.abspath(script)
+        if not is_typed:  # otherwise the script's sys.argv[0] stays as typed
             options = options._replace(train_script=place)
         is_below = bool(home) and os.path.commonpath([home, place]) == home
-        is_at_home = is_below and (os.path.isabs(script) or not is_here)
+        is_at_home = is_below and (os.path.isabs(script) or not is_typed)
     if is_at_home and os.path.realpath(home) != os.path.realpath(here):
         options = options._replace(folder=home)
     return options
@@ -117,10 +118,16 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
     `or_else` names the other places.
     """
     path: Sequence[str] | None = folders
-    for depth, part in enumerate(name.split(".")):
-        # By its last part: a dotted name would need the packages above it to be imported.
-        spec = PathFinder.find_spec(part, path) if part and path else None
-        if spec is None and or_else and depth == 0 and part not in ("", *sys.modules):
+    full = ""
+    for part in name.split("."):
+        inside = [os.path.join(folder, part) for folder in path or ()]
+        full = f"{full}.{part}" if full else part
+        try:
+            spec = PathFinder.find_spec(full, path) if part and path is not None else None
+        except KeyError:  # a namespace package in another one, which has not been imported
+            path = inside
+            continue
+        if spec is None and or_else and full == part and part not in ("", *sys.modules):
             from importlib.util import find_spec  # an editable install has a finder of its own
 
             spec = find_spec(part)
@@ -130,15 +137,17 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
                 "expected a name as for python -m (for a file: --train-script)"
             )
         path = spec.submodule_search_locations
-    if path is None or _has_main(path):
+        if path is not None and spec.origin is None:
+            path = inside  # of a namespace package, which has a path only after its import
+    if path is None or _has_main(path, name):
         return ""
     programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]
     hint = f"; try {' or '.join(programs)}" if programs else ""
     return f"it is a package without __main__, which python -m cannot run{hint}"
 
 
-def _has_main(path: Sequence[str]) -> bool:
-    return PathFinder.find_spec("__main__", path) is not None
+def _has_main(path: Sequence[str], package: str = "") -> bool:
+    return PathFinder.find_spec(f"{package}.__main__".lstrip("."), path) is not None
 
 
 def _programs(path: Sequence[str]) -> Iterator[str]:

@@ -212,9 +212,9 @@ def cut(text: str) -> str:
 
 
 def frames_of(error: BaseException) -> str:
-    """Return an exception's innermost frames, as a traceback prints them."""
+    """Return an exception's innermost frames, as a traceback prints them but for its `^^^`."""
     try:
         lines = "".join(traceback.format_tb(own_frames(error.__traceback__), -50)).splitlines()
     except Exception:  # a loader of the script cannot show its source
         return ""
-    return "\n".join(line[:_LINE] for line in lines)[-_FRAMES:]
+    return "\n".join(line[:_LINE] for line in lines if line.strip(" ~^"))[-_FRAMES:]

@@ -108,6 +108,26 @@ def test_what_has_happened_is_a_list_with_what_belongs_to_it(opened, width):
     assert page.locator("#list li.on").inner_text() == ended.inner_text()
 
 
+def test_the_traceback_of_a_rank_that_only_followed_is_folded(opened):
+    follows = {"cause": "rank 0 failed with RuntimeError", "exit_code": 1, "text": "Traceback\n  y"}
+    text = small()["algo-1"] + line(9.2, "failed", rank=0, **follows)
+    page = opened({"algo-1": text}, 390)
+    shown = page.locator("pre").evaluate_all("all => all.map(item => item.checkVisibility())")
+    assert shown == [True, False]
+    page.get_by_text("traceback", exact=True).click()
+    assert page.locator("pre").last.is_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_mark_is_cut_off(opened, width):
+    """Of a rank that saves in a job's last moment, too."""
+    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(8, "stop", cause="SIGTERM") + line(10, "saved", rank=0)
+    page = opened({"algo-1": text + line(10, "ended", exit_code=143)}, width)
+    mark, chart = size(page, ".rank .icon.saved"), size(page, "#chart")
+    assert mark["x"] + mark["width"] <= chart["x"] + chart["width"]
+
+
 def test_a_mark_leads_to_its_own_event_of_several_with_the_same_words(opened):
     text = line(0, "began", job="x")
     for attempt in (1, 2, 3):

@@ -36,6 +36,7 @@ ALONE = {
 ARGUMENTS = {
     "with_lightning": ["FOLDER"],
     "with_trainer": ["FOLDER"],
+    "with_trainer_deepspeed": ["FOLDER"],
     "with_accelerate": ["FOLDER"],
     "with_deepspeed": ["FOLDER"],
     "with_hydra": ["lr=0.5", "model.layers=[1,2]", "+new=a b", "hydra.run.dir=FOLDER"],
@@ -183,6 +184,7 @@ def test_variables_are_to_accelerate_what_its_configuration_is(run, ours, script
 # What a script has to have set before a stop saves, and before a restart resumes, is in scripts/.
 SAVED = {
     "with_trainer": ("FOLDER", "checkpoint-3/model.safetensors"),
+    "with_trainer_deepspeed": ("FOLDER", "checkpoint-3/latest"),
     "with_accelerate": ("FOLDER", "model.safetensors"),
     "with_deepspeed": ("FOLDER", "latest"),
     "with_hydra": ("hydra.run.dir=FOLDER", "saved-0"),

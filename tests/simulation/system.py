@@ -43,17 +43,19 @@ class Selector:
         self._descriptors = itertools.count()
 
     def register(self, what: Any, events: int, data: Any) -> None:
-        """Wait for something."""
+        """Wait for something; the launcher's own objects hold ours in `_socket`."""
+        ours = getattr(what, "_socket", what)
         key = selectors.SelectorKey(what, next(self._descriptors), events, data)
-        self._keys[what] = self._map[key.fd] = key
-        what.selector = self
-        if what.came:
+        self._keys[ours] = self._map[key.fd] = key
+        ours.selector = self
+        if ours.came:
             self.wake()
 
     def unregister(self, what: Any) -> None:
         """Wait for it no longer."""
-        del self._map[self._keys.pop(what).fd]
-        what.selector = None
+        ours = getattr(what, "_socket", what)
+        del self._map[self._keys.pop(ours).fd]
+        ours.selector = None
 
     def get_map(self) -> dict[int, Any]:
         """Return what is waited for."""

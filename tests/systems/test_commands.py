@@ -1,8 +1,8 @@
 """Every command of README.md and docs/ that stands in a block, after `$ `, and what it prints.
 
-Not those with a comment that begins with AWS, GPU, registry or long: they need what a test has not.
-A page's blocks are run one after the other, in a copy of the tracked files with a `train.py`, a
-folder `data/train`, and an environment of its own, into which they may install.
+Not those with a comment that begins with AWS, GPU, registry, long or "in a job": a test cannot run
+these. A page's blocks are run one after the other, in a copy of the tracked files with a
+`train.py`, a folder `data/train`, and an environment of its own, into which they may install.
 """
 
 import os

@@ -54,7 +54,7 @@ class Events(TrainerCallback):
             fail_once(state.global_step)
 
 
-def main():
+def main(**more):
     folder, *event = sys.argv[1:]
     events = Events("".join(event))
     args = TrainingArguments(
@@ -67,6 +67,7 @@ def main():
         disable_tqdm=True,
         save_strategy="no" if events.event == "stop" else "epoch",
         seed=7,
+        **more,
     )
     set_seed(7)
     model = BertForSequenceClassification(SMALL)
