@@ -308,7 +308,7 @@ def _size(count: int) -> str:
 def _folders(environ: Mapping[str, str], log_dir: str) -> Iterator[tuple[str, str]]:
     """Yield the folders that a job writes to, and what they are for."""
     base = toolkit.base_dir(environ)
-    if "SM_HOSTS" in environ or os.path.isdir(os.path.join(base, "input", "config")):
+    if "SM_HOSTS" in environ or os.path.isdir(toolkit.config_dir(base)):
         yield environ.get("SM_MODEL_DIR") or os.path.join(base, "model"), "the model"
         yield output_dir(environ), "the failure reason"
     checkpoints = os.path.join(base, "checkpoints")

@@ -172,7 +172,7 @@ def fill(
         "hyperparameters": dict(hyperparameters),
         "inputdataconfig": dict.fromkeys(channels, channel),
     }
-    config, data = os.path.join("input", "config"), os.path.join("input", "data")
+    config, data = toolkit.config_dir(""), os.path.join("input", "data")
     try:
         for host in hosts:
             base = os.path.join(run_dir, host)

@@ -25,10 +25,13 @@ def failed(end, *pin):
 
 CLOSED = "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 BAD_FILE = raised("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')
+GAVE_UP = "[/b/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"
+REACHED = f"Rank 2 successfully reached monitoredBarrier, but received errors: {GAVE_UP}"
 KILLED_BY_SEGV = "was killed by SIGSEGV (signal 11)"
 KILLED_BY_ABRT = "was killed by SIGABRT (signal 6)"
 SEE = "; see that rank's last lines on stderr, at 12:34:56 UTC"
 OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
+TIMED_OUT = Cause.TIMED_OUT
 ENDS = [
     # How a rank ended, what a thread of it raised before; the first line, exit code and cause.
     (
@@ -48,6 +51,9 @@ ENDS = [
     ([Exit(KILL)], ("was killed by SIGKILL (signal 9)", 137, OWN)),
     ([Exit(TERM)], ("was killed by SIGTERM (signal 15)", 143, ABORTED)),
     ([raised("RuntimeError", CLOSED)], (f"failed with RuntimeError: {CLOSED}", 1, SECONDARY)),
+    # It says more of the job than what follows on other ranks: their connections break.
+    ([raised("RuntimeError", GAVE_UP)], (f"failed with RuntimeError: {GAVE_UP}", 1, TIMED_OUT)),
+    ([raised("RuntimeError", REACHED)], (f"failed with RuntimeError: {REACHED}", 1, SECONDARY)),
     (
         [raised("RuntimeError", CLOSED, notes=("its process",))],
         (f"failed with RuntimeError: {CLOSED}; its process", 1, OWN),

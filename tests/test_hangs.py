@@ -235,13 +235,35 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+OTHERS = "the default group, where 1 other is waiting"
+LATE = """
+import datetime, os, time
+import torch.distributed as dist
+def download():
+    time.sleep(600)
+if os.environ["RANK"] == "1":
+    download()
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+"""
+
+
 @recorded
-def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come(start, script):
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        (TIMES_OUT, f"is absent from all_reduce #2 of {OTHERS}; rank 1 is in evaluate"),
+        (
+            LATE,
+            "has not joined init_process_group of ranks 0,1, where 1 other is waiting; rank 1 is "
+            "in download",
+        ),
+    ],
+    ids=["collective", "group"],
+)
+def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come(start, script, text, absent):
     options = ("--launcher-nproc-per-node", "2", "--launcher-failure-grace", "1")
-    host = start("--train-script", script(TIMES_OUT), *options)
+    host = start("--train-script", script(text), *options)
     assert host.wait() == 1, host.log()
     first = host.failure.splitlines()[0]
-    assert first == (
-        "localhost, rank 1 (local rank 1) is absent from all_reduce #2 of the default group, where "
-        "1 other is waiting; rank 1 is in evaluate, script.py:7."
-    ), host.log()
+    line = 7 if text is TIMES_OUT else 5
+    assert first == f"localhost, rank 1 (local rank 1) {absent}, script.py:{line}.", host.log()

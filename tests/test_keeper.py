@@ -547,6 +547,12 @@ def test_a_crash_comes_with_its_place_and_an_abort_with_the_last_words(start):
         assert ended["words"] == words
 
 
+def test_a_crash_that_the_scripts_own_faulthandler_shows_comes_with_its_place(start):
+    kept = start("import faulthandler\nfaulthandler.enable()\n" + DECODE.format("SEGV", ""))
+    kept.run()
+    assert 'script.py", line 5 in decode' in kept.wait("ended")["crash"]
+
+
 def test_the_last_output_of_an_exit_is_that_of_the_stream_that_was_written_last(start):
     kept = start(
         "import os, sys, time\n"

@@ -212,6 +212,7 @@ def test_what_is_taken_and_said_in_the_log(cluster, argv, environ, remark):
     assert plan(*shlex.split(argv), cluster=cluster, environ=environ).remark == remark
 
 
+SEVERAL = "cluster of several hosts"
 STANDALONE = "each would train by itself"
 COMPILES = {"RUN_NEURON_PARALLEL_COMPILE": "1", "PATH": "/no/such"}
 REFUSED = [
@@ -221,7 +222,16 @@ REFUSED = [
     (TWO, "", {"PET_RUN_PATH": "1"}, "PET_RUN_PATH"),
     (TWO, "", {"PET_STANDALONE": "1"}, STANDALONE),
     (TWO, "--launcher-torchrun-args=--standalone", {}, STANDALONE),
-    (TWO, "--launcher-torchrun-args=--stand", {}, STANDALONE),
+    (
+        TWO,
+        "--launcher-torchrun-args=--stand",
+        {},
+        f"(standalone) is '1'; expected none on a {SEVERAL}",
+    ),
+    (
+        *(TWO, "--launcher-torchrun-args=--rdzv_backend=etcd", {}),
+        "--launcher-torchrun-args (rdzv_backend) is 'etcd'; expected c10d",
+    ),
     (TWO, "", {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it to be unset, or 2: "),
     (TWO, "", {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it to be unset, or 2: "),
     (TWO, "", {"PET_RDZV_BACKEND": "static"}, "PET_RDZV_BACKEND is 'static'; expected c10d"),
@@ -323,11 +333,11 @@ def test_the_log_has_three_lines_of_the_plan_at_most(tmp_path):
 @pytest.mark.parametrize(
     ("mig", "argv", "environ", "nproc", "says"),
     [
-        (4, (), {}, "1", "so this host has 1 rank: choose its slice with CUDA_VISIBLE"),
+        (4, (), {}, "1", "this host has 1 rank (--launcher-nproc-per-node): each of"),
         (1, (), {}, "1", ""),  # it is the only one
         (4, ("--launcher-nproc-per-node", "1"), {}, "1", ""),
-        (4, ("--launcher-nproc-per-node", "4"), {}, "4", "each of the 4 ranks sees the same one"),
-        (1, (), {"PET_NPROC_PER_NODE": "2"}, "2", "each of the 2 ranks sees the same one"),
+        (4, ("--launcher-nproc-per-node", "4"), {}, "4", "this host has 4 ranks (--launcher-"),
+        (1, (), {"PET_NPROC_PER_NODE": "2"}, "2", "this host has 2 ranks (--launcher-"),
         (4, (), {"PET_NPROC_PER_NODE": "gpu"}, "gpu", ""),
     ],
 )

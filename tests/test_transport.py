@@ -112,7 +112,7 @@ def limits(connection):
     """Return when the kernel probes, how often, and when it gives up: s."""
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
     idle, interval, silence = (
-        connection._socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
+        connection.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
     )
     return idle, interval, silence / 1000
 
@@ -322,7 +322,7 @@ def test_a_connection_that_takes_nothing_is_lost():
                 connection.send(encoded({"text": 60_000 * "x"}))
             assert not connection.closed_by
             assert selector.select(60)
-            assert connection.read() == []
+            assert connection.messages() == []
             assert connection.closed_by == "it stopped reading"
             connection.close()
 

@@ -149,6 +149,11 @@ def test_of_what_was_written_the_crash_is_read():
     later = fatal.format("Floating-point exception")  # as from Python 3.12 on
     assert place(crash_in(later, signal.SIGFPE)) == "f, a.py:7"
     assert crash_in(fatal.format("Bus error\nx"), signal.SIGSEGV) == ()
+    # The script's own faulthandler shows all threads, among other output.
+    own = stack.replace("Stack", "Current thread 0x7f", 1)
+    others = 'Thread 0x7e (most recent call first):\n  File "/t/b.py", line 8 in g\n\n'
+    text = f"step 1\nFatal Python error: Segmentation fault\n\n{others}{own}\n{others}"
+    assert place(crash_in(text, signal.SIGSEGV)) == "f, a.py:7"
 
 
 # What threads raise.

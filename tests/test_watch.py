@@ -914,6 +914,26 @@ def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come():
     assert judge.failed(state, "Connection closed by peer", 14)[1] == ()
 
 
+def test_a_timeout_of_ranks_that_call_different_collectives_says_so():
+    def reason(op, size, text="Timed out waiting"):
+        ranks = (
+            rank(0, group(61, 61, op, size, ranks="0,1"), unchanged=0),
+            rank(1, group(61, 61, "all_reduce", "4 Float", ranks="0,1")),
+        )
+        report = NoProgressReport(1, ranks, number=1)
+        state = judge.failed(begun(), "Timed out waiting", 10)[0]
+        state = judge.reported(state, "algo-1", report, {"algo-1"}, 11, is_running=False)[0]
+        return judge.reason_of_wait(state, 0, text, 13)
+
+    assert reason("broadcast", "1 Float") == (
+        "rank 0 is in broadcast #61 (1 Float), rank 1 is in all_reduce #61 (4 Float) of the "
+        "default group: all ranks must make the same call."
+    )
+    assert not reason("broadcast", "1 Float", "Connection closed by peer")
+    # Perhaps this one has completed, and another call has timed out: monitored_barrier().
+    assert not reason("all_reduce", "4 Float")
+
+
 def test_a_rank_that_fails_is_reported_as_it_waited():
     watch = watching(7, 8)
     watch.failed(7, [["0,1", 0, "", 9, 9, "all_reduce"]])

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 from launcher.errors import LaunchError
 from launcher.host.processes import send, start_tied
 from launcher.host.signals import Signals
-from launcher.text.protocol import Lines, decoded, encoded
+from launcher.text.protocol import LineSocket, decoded, encoded
 
 _POLL_SECONDS = 0.1  # between two checks for a stop
 _SEND_SECONDS = 5.0  # for a helper to read a message; the kernel buffers 200 KB
@@ -83,38 +83,32 @@ class Helper:
         selector: selectors.BaseSelector,
         take: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
-        self._selector, self._take = selector, take
-        self._lines, self._is_open = Lines(_REPLY_BYTES), True
-        self._connection, theirs = socket.socketpair()
-        self._connection.settimeout(_SEND_SECONDS)
+        self._take, self._is_open = take, True
+        ours, theirs = socket.socketpair()
         with theirs:
             argv, fds = [*argv, str(theirs.fileno())], [theirs.fileno()]
             process = start_tied(argv, environ, folder=folder, pass_fds=fds)
         self.pid, process.returncode = process.pid, 0  # the loop reaps all children, not Popen
-        selector.register(self._connection, selectors.EVENT_READ, self._read)
+        self._lines = LineSocket(ours, _REPLY_BYTES, selector, self._read)
+        ours.settimeout(_SEND_SECONDS)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the helper has ended: its end is reported."""
         with contextlib.suppress(OSError):
-            self._connection.sendall(encoded(message))
+            self._lines.socket.sendall(encoded(message))
 
-    def _read(self) -> None:
+    def _read(self, lines: LineSocket) -> None:
         try:
-            data = self._connection.recv(1 << 16)
-            messages = [*map(decoded, self._lines.feed(data))]
-        except (OSError, ValueError):
-            data, messages = b"", []
+            messages: list[Any] = [*map(decoded, lines.read())]
+        except (EOFError, OSError, ValueError):
+            messages = [None]
         for message in messages:
             self._take(message)
-        if not data and self._is_open:
-            self._take(None)
 
     def close(self) -> None:
         """Kill it; take() is not called any more."""
         if not self._is_open:
             return
         self._is_open = False
-        with contextlib.suppress(KeyError):  # the selector is closed
-            self._selector.unregister(self._connection)
-        self._connection.close()
+        self._lines.close()
         send(self.pid, signal.SIGKILL)

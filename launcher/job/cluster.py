@@ -18,6 +18,7 @@ from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
+from launcher.text.words import flag, listed
 
 ALONE = "localhost"
 
@@ -38,7 +39,7 @@ def read_cluster(
         if current_host not in hosts:
             seen = f"is {current_host!r}" if "SM_CURRENT_HOST" in environ else "is not set"
             raise LaunchError(
-                f"SM_CURRENT_HOST {seen} but SM_HOSTS is {_listed(hosts)}; expected one of them."
+                f"SM_CURRENT_HOST {seen}, but SM_HOSTS names {listed(hosts)}; expected one of them."
             )
     else:
         current_host = environ.get("SM_CURRENT_HOST") or ALONE
@@ -95,11 +96,6 @@ def _hosts(value: Any, where: str) -> tuple[str, ...]:
     raise UnexpectedError(where, value, expected)
 
 
-def _listed(hosts: Sequence[str]) -> str:
-    text = json.dumps(list(hosts))
-    return text if len(text) <= 300 else f"{text[:297]}... ({len(hosts)} hosts)"
-
-
 def _is_host(value: Any) -> bool:
     # torchrun allows no other characters in a rendezvous endpoint (rendezvous/utils.py).
     return isinstance(value, str) and re.fullmatch(r"[\w.:-]+", value, re.ASCII) is not None
@@ -126,27 +122,21 @@ def _hosts_of_groups(
 ) -> tuple[str, ...]:
     """Return the hosts of the named instance groups of a heterogeneous cluster."""
     variable = "SM_INSTANCE_GROUPS_DICT"
-    if environ.get(variable):
-        groups = toolkit.decoded(environ[variable])
-    else:  # SDK v3 makes SM_HOSTS, but not these
+    groups = toolkit.decoded(environ.get(variable) or "null")
+    if groups is None:  # SDK v3 makes SM_HOSTS, but not these
         files = toolkit.read_config(environ)
         groups = toolkit.instance_groups(files.resource_config) if files else {}
     if not isinstance(groups, dict):
         raise UnexpectedError(variable, groups, "a JSON object of groups")
+    if missing := [name for name in names if name not in groups]:
+        expected = f"names of this cluster's instance groups: {', '.join(sorted(groups)) or 'none'}"
+        raise UnexpectedError(flag("instance_groups"), missing[0], expected)
     chosen: list[str] = []
     for name in names:
-        if name not in groups:
-            raise LaunchError(
-                f"--launcher-instance-groups names {name!r}, but this cluster's instance "
-                f"groups are {json.dumps(sorted(groups))}; expected one or more of them."
-            )
-        group = groups[name]
-        members = group.get("hosts") if isinstance(group, dict) else None
+        members = groups[name].get("hosts") if isinstance(groups[name], dict) else None
         chosen += _hosts(members, f"the hosts of group {name!r} in {variable}")
-    unknown = sorted(set(chosen) - set(hosts))
-    if unknown:
-        raise LaunchError(
-            f"{variable} names {_listed(unknown)}, but SM_HOSTS is {_listed(hosts)}; expected "
-            "hosts from that list."
+    if unknown := sorted(set(chosen) - set(hosts)):
+        raise UnexpectedError(
+            f"a host in {variable}", unknown[0], f"one of SM_HOSTS: {listed(hosts)}"
         )
     return tuple(host for host in hosts if host in chosen)

@@ -108,7 +108,8 @@ def _target(options: Options) -> tuple[str, str]:
 class _Planning:
     """The steps of a plan, which share the same facts. `remarks` are for the log.
 
-    `users` are the user's own settings of torchrun, by the fields of its options.
+    `users` are the user's own settings of torchrun, by the fields of its options; `where` are the
+    names under which the user gave them.
     """
 
     def __init__(
@@ -117,15 +118,15 @@ class _Planning:
         self.options, self.cluster, self.resources = options, cluster, resources
         self.environ = environ
         self.remarks: list[str] = []
-        self.users = {
-            name[len("PET_") :].lower(): text
-            for name, text in environ.items()
-            if name.startswith("PET_")
-        }
+        variables = [name for name in environ if name.startswith("PET_")]
+        self.where = {name.removeprefix("PET_").lower(): name for name in variables}
+        self.users = {field: environ[name] for field, name in self.where.items()}
         if options.torchrun_args:
             from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
 
-            self.users |= torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
+            typed = torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
+            self.users |= typed
+            self.where |= {name: f"{flag('torchrun_args')} ({name})" for name in typed}
         # torchrun itself writes the ranks' output.
         self.tees = any(self.users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
         self.derived_nproc = options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
@@ -133,28 +134,24 @@ class _Planning:
 
     def refuse_conflicts(self) -> None:
         """Raise LaunchError for settings that cannot work with this job."""
-        options, users, nnodes = self.options, self.users, self.cluster.nnodes
+        options, nnodes = self.options, self.cluster.nnodes
         # Modes that would bypass the stub, or make a separate job of each host.
-        for name in ("module", "no_python", "run_path"):
-            if users.get(name, "0") != "0":
-                expected = "it to be unset: use --train-script PATH or --train-module NAME"
-                raise UnexpectedError(f"PET_{name.upper()}", users[name], expected)
-        if nnodes > 1 and users.get("standalone", "0") != "0":
-            raise LaunchError(
-                "torchrun's standalone mode is set on a cluster of several hosts, where each "
-                "would train by itself; remove --standalone, and unset PET_STANDALONE."
-            )
+        ours = "it to be unset: use --train-script PATH or --train-module NAME"
+        accepted = dict.fromkeys(("module", "no_python", "run_path"), (["0"], ours))
         # Other rendezvous cannot work: there is no etcd, nor a node rank.
-        backend = users.get("rdzv_backend") or "c10d"
-        if backend != "c10d" and (backend, nnodes) != ("static", 1):
-            expected = "c10d, or the variable to be unset"
-            raise UnexpectedError("PET_RDZV_BACKEND", backend, expected)
+        backends = ["c10d", "static"] if nnodes == 1 else ["c10d"]
+        accepted["rdzv_backend"] = (backends, "c10d, or none")
+        if nnodes > 1:
+            alone = "none on a cluster of several hosts, where each would train by itself"
+            accepted["standalone"] = (["0"], alone)
         # With another number of hosts, torchrun would wait for more, or leave some out.
-        number = users.get("nnodes", "")
-        if number not in ("", f"{nnodes}", f"{nnodes}:{nnodes}"):
-            if "instance_groups" not in options.given:
-                why = f"SM_HOSTS and {flag('instance_groups')} determine the job's hosts"
-                raise UnexpectedError("PET_NNODES", number, f"it to be unset, or {nnodes}: {why}")
+        if "instance_groups" not in options.given:
+            why = f"SM_HOSTS and {flag('instance_groups')} determine the job's hosts"
+            values = [f"{nnodes}", f"{nnodes}:{nnodes}"]
+            accepted["nnodes"] = (values, f"it to be unset, or {nnodes}: {why}")
+        for name, (values, expected) in accepted.items():
+            if self.users.get(name) and self.users[name] not in values:
+                raise UnexpectedError(self.where[name], self.users[name], expected)
         if options.hang_timeout < math.inf and not options.watch:
             raise LaunchError(
                 f"{flag('hang_timeout')} needs the progress checks that {flag('watch')} 0 turns "
@@ -172,13 +169,13 @@ class _Planning:
         Raises LaunchError for an invalid PET_NPROC_PER_NODE, for more than the Neuron cores, and
         for ranks to be shown that the job does not have.
         """
-        cluster, where, text = self.cluster, "PET_NPROC_PER_NODE", self.users.get("nproc_per_node")
-        if not text or "nproc_per_node" in self.options.given:
-            nproc, where = self.derived_nproc, flag("nproc_per_node")
-        elif text in COUNTED:
-            return text
-        else:
-            nproc = checked(where, text, whole(1, MOST_RANKS))
+        cluster, options, where = self.cluster, self.options, flag("nproc_per_node")
+        nproc, users = self.derived_nproc, self.users.get("nproc_per_node")
+        if users and "nproc_per_node" not in options.given:
+            if users in COUNTED:
+                return users
+            where = self.where["nproc_per_node"]
+            nproc = checked(where, users, whole(1, MOST_RANKS))
         if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
             # Each process reserves a core: the last ones would fail late, in the runtime.
             cores = plural(cluster.num_neurons, "Neuron core")
@@ -186,22 +183,18 @@ class _Planning:
                 f"{where} is {nproc}, but {cluster.current_host} has {cores} (SM_NUM_NEURONS, else "
                 f"neuron-ls -j); expected at most {cluster.num_neurons}, one core per process."
             )
-        is_alike = cluster.nnodes == 1 or "nproc_per_node" in self.options.given
-        last = max((ranks[-1] for ranks in self.options.log_ranks), default=-1)
+        is_alike = cluster.nnodes == 1 or "nproc_per_node" in options.given
+        last = max((ranks[-1] for ranks in options.log_ranks), default=-1)
         if is_alike and last >= nproc * cluster.nnodes:  # otherwise hosts may have more
             ranks = f"ranks from 0 to {nproc * cluster.nnodes - 1}"
             raise LaunchError(f"{flag('log_ranks')} names rank {last}; expected {ranks}.")
-        slices = "a process can use at most one MIG slice"
-        if nproc > 1 and cluster.mig:
+        has_idle_slices = cluster.mig > 1 and options.nproc_per_node is None
+        if cluster.mig and (nproc > 1 or has_idle_slices):
             self.remarks.append(
-                f"{slices}: each of the {nproc} ranks sees the same one, unless the script sets "
-                "CUDA_VISIBLE_DEVICES before it uses CUDA."
-            )
-        elif cluster.mig > 1 and self.options.nproc_per_node is None:
-            self.remarks.append(
-                f"{slices}, so this host has 1 rank: choose its slice with "
-                "CUDA_VISIBLE_DEVICES=MIG-... (see nvidia-smi -L). To start more ranks, use "
-                f"{flag('nproc_per_node')} N and have each of them set CUDA_VISIBLE_DEVICES itself."
+                "a process can use at most one MIG slice, and this host has "
+                f"{plural(nproc, 'rank')} ({flag('nproc_per_node')}): each of the ranks sees the "
+                "same slice, unless it sets CUDA_VISIBLE_DEVICES=MIG-... before it uses CUDA (see "
+                "nvidia-smi -L)."
             )
         return nproc
 

@@ -28,6 +28,7 @@ from launcher.text.words import is_loopback
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 _TORCHRUN = os.path.join("distributed", "run.py")
+_DEVICE = re.compile(r"^ *(GPU|MIG) (?:\d+: )?(.*?) *(?:\(UUID: ([^)\s]+)\))?$", re.MULTILINE)
 _NONE = "assuming that this host has no such devices"
 
 
@@ -94,15 +95,12 @@ def torch_folder() -> str:
         from importlib.util import find_spec  # 4 ms, for an editable install's own finder
 
         spec = find_spec("torch")
-    folders = spec.submodule_search_locations if spec else None
-    folder = next(iter(folders), "") if folders else ""
+    folder = next(iter((spec and spec.submodule_search_locations) or [""]))
     if not os.path.isfile(os.path.join(folder, _TORCHRUN)):
-        problem = "torch is not installed"
-        if folder:
-            problem = f"torch in {folder} has no torch.distributed.run"
+        has_none = f"in {folder} has no torch.distributed.run" if folder else "is not installed"
         raise NotFoundError(
-            f"{problem} for {sys.executable}; install torch 2.4 or later there, "
-            "or run the launcher with the Python that has it.",
+            f"torch {has_none} for {sys.executable}; install torch 2.4 or later there, or run the "
+            "launcher with the Python that has it."
         )
     return folder
 
@@ -141,13 +139,10 @@ def gpus(
     `otherwise` is logged if a driver fails.
     """
     found: list[Gpu] = []
-    for line in _ask("nvidia-smi", "-L", environ, signals, otherwise).splitlines():
-        match = re.search(r"\(UUID: ([^)\s]+)\)", line)
-        uuid = match[1] if match else ""
-        if line.startswith("GPU "):
-            model = re.match(r"GPU \d+: (.+?) \(UUID: ", line)
-            found.append(Gpu(uuid, name=model[1] if model else ""))
-        elif found and line.lstrip().startswith("MIG "):  # below its GPU
+    for kind, name, uuid in _DEVICE.findall(_ask("nvidia-smi", "-L", environ, signals, otherwise)):
+        if kind == "GPU":
+            found.append(Gpu(uuid, name=name))
+        elif found:  # a slice, below its GPU
             found[-1] = found[-1]._replace(slices=(*found[-1].slices, uuid or "MIG-"))
     return found
 

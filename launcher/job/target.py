@@ -30,21 +30,20 @@ def located(options: Options, folders: Sequence[str], home: str = "") -> Options
     Raises LaunchError if there is no such script or module, or the script is no Python.
     """
     here = os.getcwd()
-    if options.train_module:
-        module, homes = options.train_module, [home] if home else []
+    if module := options.train_module:
+        homes = [home] if home else []
         others = ", ".join([*homes, "in PYTHONPATH or installed"])
-        problem = _problem(module, [here, *homes, *sys.path], others)
-        if problem:
+        if problem := _problem(module, [here, *homes, *sys.path], others):
             raise LaunchError(f"--train-module {module}: {problem}.")
         is_at_home = bool(homes and _problem(module, [here]) and not _problem(module, homes))
     else:
         script = options.train_script
         place = _find_script(script, folders)
-        is_typed = place == os.path.abspath(script)
-        if not is_typed:  # otherwise the script's sys.argv[0] stays as typed
+        is_here = place == os.path.abspath(script)
+        if not is_here:  # otherwise the script's sys.argv[0] stays as typed
             options = options._replace(train_script=place)
         is_below = bool(home) and os.path.commonpath([home, place]) == home
-        is_at_home = is_below and (os.path.isabs(script) or not is_typed)
+        is_at_home = is_below and (os.path.isabs(script) or not is_here)
     if is_at_home and os.path.realpath(home) != os.path.realpath(here):
         options = options._replace(folder=home)
     return options
@@ -118,16 +117,10 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
     `or_else` names the other places.
     """
     path: Sequence[str] | None = folders
-    full = ""
-    for part in name.split("."):
-        inside = [os.path.join(folder, part) for folder in path or ()]
-        full = f"{full}.{part}" if full else part
-        try:
-            spec = PathFinder.find_spec(full, path) if part and path is not None else None
-        except KeyError:  # a namespace package in another one, which has not been imported
-            path = inside
-            continue
-        if spec is None and or_else and full == part and part not in ("", *sys.modules):
+    for depth, part in enumerate(name.split(".")):
+        # By its last part: a dotted name would need the packages above it to be imported.
+        spec = PathFinder.find_spec(part, path) if part and path else None
+        if spec is None and or_else and depth == 0 and part not in ("", *sys.modules):
             from importlib.util import find_spec  # an editable install has a finder of its own
 
             spec = find_spec(part)
@@ -137,17 +130,15 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
                 "expected a name as for python -m (for a file: --train-script)"
             )
         path = spec.submodule_search_locations
-        if path is not None and spec.origin is None:
-            path = inside  # of a namespace package, which has a path only after its import
-    if path is None or _has_main(path, name):
+    if path is None or _has_main(path):
         return ""
     programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]
     hint = f"; try {' or '.join(programs)}" if programs else ""
     return f"it is a package without __main__, which python -m cannot run{hint}"
 
 
-def _has_main(path: Sequence[str], package: str = "") -> bool:
-    return PathFinder.find_spec(f"{package}.__main__".lstrip("."), path) is not None
+def _has_main(path: Sequence[str]) -> bool:
+    return PathFinder.find_spec("__main__", path) is not None
 
 
 def _programs(path: Sequence[str]) -> Iterator[str]:

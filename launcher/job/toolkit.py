@@ -27,17 +27,9 @@ BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 _OWN_PREFIX = "sagemaker_"
 _OWN_KEYS = ("_tuning_objective_metric", "default_user_module_name")
 # Those that the toolkit handles itself; the others are "framework parameters".
-_CONSUMED_KEYS = (
-    "sagemaker_program",
-    "sagemaker_submit_directory",
-    "sagemaker_enable_cloudwatch_metrics",
-    "sagemaker_region",
-    "sagemaker_container_log_level",
-    "sagemaker_job_name",
-    "sagemaker_s3_output",
-)
-_SHORTER = {"hyperparameters": "hps", "additional_framework_parameters": "framework_params"}
-_REPEAT_OTHERS = ("SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS")
+_HANDLED = ["program", "submit_directory", "region", "job_name", "s3_output"]
+_HANDLED += ["enable_cloudwatch_metrics", "container_log_level"]
+_HANDLED_KEYS = {*_OWN_KEYS, *(_OWN_PREFIX + name for name in _HANDLED)}
 START_WORD = "train"  # with which SageMaker starts an image
 _LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
@@ -54,7 +46,7 @@ class TrainingConfig(NamedTuple):
     @property
     def folder(self) -> str:
         """The folder of the three files."""
-        return os.path.join(self.base_dir, "input", "config")
+        return config_dir(self.base_dir)
 
 
 class JobInput(NamedTuple):
@@ -103,8 +95,8 @@ def read_input(
     # SageMaker allows longer hyperparameters than the kernel accepts in a variable.
     too_long = [
         name
-        for name in _REPEAT_OTHERS
-        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
+        for name, text in made.items()
+        if len(f"{name}={text}".encode("utf-8", "surrogatepass")) >= _LONGEST
     ]
     if too_long:
         lines.append(
@@ -120,6 +112,11 @@ def base_dir(environ: Mapping[str, str]) -> str:
     return environ.get(BASE_DIR_VARIABLE) or os.path.join("/opt", "ml")
 
 
+def config_dir(base: str) -> str:
+    """Return the folder of the config files below /opt/ml, or below the folder in its place."""
+    return os.path.join(base, "input", "config")
+
+
 def code_dir(environ: Mapping[str, str]) -> str:
     """Return the folder for the user's code, /opt/ml/code."""
     return os.path.join(base_dir(environ), "code")
@@ -132,7 +129,7 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     the expected form, and if SAGEMAKER_BASE_DIR names a folder without it.
     """
     base = base_dir(environ)
-    folder = os.path.join(base, "input", "config")
+    folder = config_dir(base)
     if not os.path.isdir(folder):
         if environ.get(BASE_DIR_VARIABLE):
             raise LaunchError(
@@ -144,9 +141,8 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     for key in ("current_host", "hosts"):
         if key not in resource_config:
             raise LaunchError(f"{folder}/resourceconfig.json has no {key!r}; expected one.")
-    values = {
-        key: decoded(value) for key, value in _read_object(folder, "hyperparameters.json").items()
-    }
+    values = _read_object(folder, "hyperparameters.json")
+    values = {key: decoded(value) for key, value in values.items()}
     return TrainingConfig(
         base_dir=base,
         hyperparameters={key: values[key] for key in values if not is_platforms_own(key)},
@@ -204,52 +200,56 @@ def to_env_vars(
     those without that prefix. Raises LaunchError if the instance groups of resourceconfig.json are
     invalid.
     """
-    everything, params = _training_env(config, environ, signals), config.framework_params
-    channels = everything["channel_input_dirs"]
-    without = ["channel_input_dirs", "job_name", *([] if everything["topology"] else ["topology"])]
-    variables = {
-        _SHORTER.get(key, key): everything[key] for key in everything if key not in without
+    params, hyperparameters = config.framework_params, config.hyperparameters
+    others = {key: value for key, value in params.items() if key not in _HANDLED_KEYS}
+    data = os.path.join(config.base_dir, "input", "data")
+    channels = {name: os.path.join(data, name) for name in config.input_data_config}
+    topology = config.resource_config.get("topology", [])
+    values = _values(config, environ, signals)
+    training_env = {
+        **values,
+        "hyperparameters": hyperparameters,
+        "additional_framework_parameters": others,
+        "channel_input_dirs": channels,
+        "topology": topology,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
     }
-    variables |= {"channels": sorted(channels), "training_env": everything}
-    variables["user_args"] = to_cmd_args(config.hyperparameters)
-    variables |= {f"channel_{name}": path for name, path in channels.items()}
-    variables |= {f"hp_{key}": value for key, value in config.hyperparameters.items()}
-    others = {
-        "CURRENT_HOST": everything["current_host"],
+    variables = {
+        **values,
+        "training_env": training_env,
+        "hps": hyperparameters,
+        "framework_params": others,
+        "user_args": to_cmd_args(hyperparameters),
+        "channels": sorted(channels),
+        **({"topology": topology} if topology else {}),
+        **{f"channel_{name}": path for name, path in channels.items()},
+        **{f"hp_{key}": value for key, value in hyperparameters.items()},
+    }
+    more = {
+        "CURRENT_HOST": values["current_host"],
         "SAGEMAKER_JOB_NAME": params.get("sagemaker_job_name"),
         "SAGEMAKER_REGION": params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION"),
     }
     return {
         **{f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()},
-        **{name: str(value) for name, value in others.items() if value},
+        **{name: str(value) for name, value in more.items() if value},
     }
 
 
-def _training_env(
+def _values(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
 ) -> dict[str, Any]:
-    """Return the values of SM_TRAINING_ENV, most of them named like a variable."""
+    """Return the values that both SM_TRAINING_ENV and a variable of their name have."""
     resource_config, params = config.resource_config, config.framework_params
     groups = instance_groups(resource_config)
     group = resource_config.get("current_group_name", "homogeneousCluster")
     instance_type = resource_config.get("current_instance_type", "local")
     gpus = resources.count("SM_NUM_GPUS", environ)
-    program = params.get("sagemaker_program")
+    program = str(params.get("sagemaker_program"))
     path = functools.partial(os.path.join, config.base_dir)
     return {
         "resource_config": resource_config,
         "input_data_config": config.input_data_config,
-        "channel_input_dirs": {
-            name: path("input", "data", name) for name in config.input_data_config
-        },
-        "hyperparameters": config.hyperparameters,
-        "additional_framework_parameters": {
-            key: value
-            for key, value in params.items()
-            if key.startswith(_OWN_PREFIX) and key not in _CONSUMED_KEYS
-        },
-        "topology": resource_config.get("topology", []),
-        "job_name": environ.get("TRAINING_JOB_NAME"),
         "hosts": resource_config["hosts"],
         "current_host": resource_config["current_host"],
         "current_instance_type": instance_type,
@@ -263,8 +263,8 @@ def _training_env(
         "num_cpus": resources.count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
         "num_gpus": len(resources.gpus(environ, signals)) if gpus is None else gpus,
         "num_neurons": resources.count_neuron_cores(str(instance_type), environ, signals),
-        "user_entry_point": program,
-        "module_name": str(program)[:-3] if str(program).endswith(".py") else str(program),
+        "user_entry_point": params.get("sagemaker_program"),
+        "module_name": program.removesuffix(".py"),
         "module_dir": params.get("sagemaker_submit_directory", code_dir(environ)),
         "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),

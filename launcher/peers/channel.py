@@ -118,7 +118,7 @@ class Channel(Stepping):
 
     def report(self, message: messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
-        self._received(self._job.current_host, message)
+        self.happens(Received(self._job.current_host, message))
 
     def report_last(self, failure: Failure) -> None:
         """Tell the other hosts why this one ends, without the state machine, which has failed.
@@ -209,29 +209,27 @@ class Channel(Stepping):
         self._alive_at = min(self._alive_at, self._system.now() + _ALIVE_SECONDS)
 
     def _read(self, connection: Connection) -> None:
-        if connection.closed_by:
-            return  # an earlier event has closed it
-        received = connection.read()
+        received = connection.messages()
         connection.received_at = self._system.now()
         if connection.closed_by:
             self._lose(connection)
-        for each in received:
+        for message in received:
             if not connection.closed_by:  # by an earlier message
-                self._receive(connection, each)
+                self._receive(connection, message)
 
     def _receive(self, connection: Connection, message: dict[str, Any]) -> None:
         """Receive a message of a host, or the hello of a stranger."""
+        read_as = self._read_as if connection.host else messages.from_stranger
         try:
-            if not connection.host:
-                self._arrives(connection, messages.from_stranger(message))
-                return
-            received = self._read_as(message)
+            received = read_as(message)
         except ValueError:
             connection.closed_by = NO_MESSAGE
             self._lose(connection)
             return
-        if not isinstance(received, messages.Alive):
-            self._received(connection.host, received)
+        if isinstance(received, messages.Hello):
+            self._arrives(connection, received)
+        elif not isinstance(received, messages.Alive):
+            self.happens(Received(connection.host, received))
 
     def _arrives(self, connection: Connection, hello: messages.Hello) -> None:
         assert isinstance(self.state, JobState)
@@ -254,9 +252,6 @@ class Channel(Stepping):
         if self._connections.get(connection.host) is connection:
             del self._connections[connection.host]
             self.happens(Lost(connection.host, connection.closed_by))
-
-    def _received(self, host: str, message: Message) -> None:
-        self.happens(Received(host, message))
 
 
 def _unknown(action: NoReturn) -> NoReturn:

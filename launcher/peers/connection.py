@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import selectors
 import socket
 from typing import Any, Callable
 
 from launcher.peers.events import CLOSED, NO_MESSAGE
-from launcher.text.protocol import Lines, decoded, send
+from launcher.text.protocol import LineSocket, decoded
 
 LINE_LIMIT = 1 << 16  # bytes
 _PROBES = 7  # of TCP's keep-alive, in --launcher-host-timeout
 _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 
 
-class Connection:
+class Connection(LineSocket):
     """One end; `host` is the host at the other end, "" until that has said its name.
 
     `closed_by` is why it is closed ("": it is not); `received_at` is when data last arrived,
-    infinite if none has. When there is something to read, the selector calls read_it(this). The
-    connection ends if the other end's kernel does not answer for `timeout` seconds.
-    Raises OSError, and closes the socket, if the other end has closed it already.
+    infinite if none has. The connection ends if the other end's kernel does not answer for
+    `timeout` seconds. Raises OSError, and closes the socket, if the other end has closed it
+    already.
     """
 
     def __init__(
@@ -31,15 +30,11 @@ class Connection:
         connection: socket.socket,
         timeout: int,
         selector: selectors.BaseSelector,
-        read_it: Callable[[Connection], None],
+        read_it: Callable[[Any], None],
     ) -> None:
-        self.host = ""
-        self.closed_by = ""
+        self.host = self.closed_by = ""
         self.received_at = math.inf
-        self._socket, self._selector = connection, selector
-        self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # by the other end
-        connection.setblocking(False)
         between = max(1, timeout // _PROBES)
         options = {
             (socket.SOL_SOCKET, socket.SO_SNDBUF): _BUFFER,
@@ -58,65 +53,43 @@ class Connection:
         except OSError:
             connection.close()
             raise
-        selector.register(self, selectors.EVENT_READ, functools.partial(read_it, self))
-
-    def fileno(self) -> int:
-        """Return the descriptor for a selector."""
-        return self._socket.fileno()
+        super().__init__(connection, LINE_LIMIT, selector, read_it)
 
     @property
     def address(self) -> str:
         """The other end's address."""
         try:
-            return _plain(self._socket.getpeername()[0])
+            return _plain(self.socket.getpeername()[0])
         except OSError:
             return "an address that is gone"
 
-    def send(self, line: bytes) -> None:
+    def send(self, line: bytes) -> bool:
         """Send a line; there are so few that the kernel takes each line whole.
 
         The longest hold ranks' stacks; the buffer has room for several unacknowledged ones.
         """
-        if self.closed_by or self._stopped_reading:
-            return
-        with contextlib.suppress(OSError):  # read() reports it
-            self._stopped_reading = not send(self._socket, line)
-            if self._stopped_reading:
-                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and reports it
+        with contextlib.suppress(OSError):  # messages() reports it
+            if not self._stopped_reading and not super().send(line):
+                self._stopped_reading = True
+                self.socket.shutdown(socket.SHUT_RDWR)  # messages() is due, and reports it
+        return not self._stopped_reading
 
-    def read(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Return the received messages, all valid; check `closed_by` afterwards."""
         try:
-            data = self._socket.recv(LINE_LIMIT)
-        except BlockingIOError:
-            return []
-        except ConnectionResetError:
-            data = b""
+            return [decoded(line) for line in self.read()]
+        except (EOFError, ConnectionResetError):
+            self.closed_by = "it stopped reading" if self._stopped_reading else CLOSED
         except OSError:
             self.closed_by = "it stopped answering"
-            return []
-        if not data:
-            self.closed_by = "it stopped reading" if self._stopped_reading else CLOSED
-            return []
-        try:
-            return [decoded(line) for line in self._lines.feed(data)]
         except ValueError:
             self.closed_by = NO_MESSAGE
-            return []
-
-    def ignore(self) -> None:
-        """Read no more."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(self)
+        return []
 
     def close(self) -> None:
-        """Close it; data sent before arrives, unless received data was not read.
-
-        In that case the kernel resets the connection, and data in flight is lost.
-        """
+        """Close it."""
         self.closed_by = self.closed_by or "this launcher has closed it"
-        self.ignore()
-        self._socket.close()
+        super().close()
 
 
 def _plain(address: str) -> str:

@@ -250,9 +250,9 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     blame = deciding.blame
     failure = blame.failure
     wait = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
-    if failure.cause is Cause.SECONDARY and not wait:
+    if failure.cause in (Cause.TIMED_OUT, Cause.SECONDARY) and not wait:
         wait = ends.named(state.ends, blame.failed_at, f"rank {failure.rank} failed")
-    if failure.cause >= Cause.ABORTED:
+    if failure.cause >= Cause.TIMED_OUT:
         failure = failure._replace(reason=wait)
     blame = blame._replace(failure=failure)
     result = _verdict(state, blame)

@@ -48,8 +48,9 @@ class Cause(enum.IntEnum):
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # torchrun failed, or was killed
-    ABORTED = 3  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
-    SECONDARY = 4  # a rank reported another rank's death
+    TIMED_OUT = 3  # a rank gave up waiting for others
+    ABORTED = 4  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
+    SECONDARY = 5  # a rank reported another rank's death
 
     @property
     def patience(self) -> float:
@@ -57,7 +58,7 @@ class Cause(enum.IntEnum):
         return _PATIENCE[self]
 
 
-_PATIENCE = (0.0, 0.5, 1.0, 3.0, 3.0)
+_PATIENCE = (0.0, 0.5, 1.0, 3.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):
@@ -214,7 +215,7 @@ def of_container(
 
 
 def cause_of(end: raised.Exit) -> Cause:
-    """Return how well a rank's end explains why the job ends: OWN, ABORTED or SECONDARY.
+    """Return how well a rank's end explains why the job ends.
 
     NCCL's watchdog aborts a process whose peer has died, and others end a process by SIGTERM.
     """
@@ -223,6 +224,8 @@ def cause_of(end: raised.Exit) -> Cause:
     links = end.chain or (raised.Link(message=end.words),)
     if end.notes or end.broken or not raised.is_secondary(links):
         return Cause.OWN
+    if raised.has_timed_out(links):
+        return Cause.TIMED_OUT
     return Cause.SECONDARY if end.chain else Cause.ABORTED
 
 

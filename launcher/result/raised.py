@@ -28,6 +28,10 @@ _BROKEN |= {"ConnectionAbortedError", "ConnectionRefusedError", "ConnectionReset
 _BROKEN_TEXT = re.compile(
     "Broken pipe|Connection closed by peer|Connection reset by peer|Socket Timeout"
 )
+# A rank has waited as long as torch lets it: the others follow when its connections break. But of
+# monitored_barrier() only rank 0 knows for whom all have waited.
+_GAVE_UP = re.compile(r"[Tt]imed out (?:waiting|after) \d|wait timeout after|operation timeout")
+_REACHED = "successfully reached monitoredBarrier"
 _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
@@ -145,6 +149,12 @@ def is_secondary(links: Sequence[Link]) -> bool:
     failure.
     """
     return any(_is_of_another_rank(link) for link in links)
+
+
+def has_timed_out(links: Sequence[Link]) -> bool:
+    """Tell whether a rank has given up waiting for others."""
+    texts = [link.message for link in links]
+    return any(_GAVE_UP.search(text) and _REACHED not in text for text in texts)
 
 
 def _is_of_another_rank(link: Link) -> bool:

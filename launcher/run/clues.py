@@ -69,6 +69,7 @@ _ABORTS = re.compile(
     r"|[^\n]+:\d+: .+: Assertion .+ failed\.)$",
     re.MULTILINE,
 )
+_FATAL = "Fatal Python error: "  # faulthandler's
 # If the output continues like this, the message was another process's, such as a data loader's
 # worker.
 _GOES_ON = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
@@ -110,12 +111,14 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
 
 
 def of_process(code: int, output: str) -> dict[str, Any]:
-    """Return the same of a process that has ended, and `words`: what its last output says of that.
+    """Return the same of a process that has ended, and what its last output says of that.
 
-    `code` is negative for a signal.
+    `words` say why, `crash` is what its own faulthandler has written. `code` is negative for a
+    signal.
     """
+    crash = "".join(output.rpartition(_FATAL)[1:]) if code < 0 and _FATAL in output else ""
     words = last_words(output) if code == -signal.SIGABRT else last_line(output) if code > 0 else ""
-    return {"words": words, **behind("SIGBUS" if code == -signal.SIGBUS else words)}
+    return {"words": words, "crash": crash, **behind("SIGBUS" if code == -signal.SIGBUS else words)}
 
 
 def last_words(text: str) -> str:

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Disposition
@@ -22,11 +22,11 @@ from launcher.host.system import System
 from launcher.result.raised import Exit, Link, read
 from launcher.run import events
 from launcher.text import wire
-from launcher.text.protocol import Lines, decoded, encoded, send
+from launcher.text.protocol import LineSocket, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, GATHER_SECONDS, frames_of, place
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
@@ -38,6 +38,14 @@ _STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
 _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
+class _Connection(LineSocket):
+    """Of a rank's keeper, from its hello on, or of a user who wants stacks."""
+
+    rank = local_rank = -1
+    pid = 0  # of the script's process, while it runs
+    wants_stacks = False
+
+
 class Keepers:
     """All keepers of this host; calls take(event) for their messages (events.py).
 
@@ -47,10 +55,7 @@ class Keepers:
     def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
         self.watch = watch
         self._system, self._take = system, take
-        self._connections: dict[socket.socket, int] = {}  # ranks; -1: not yet known, or no rank's
-        self._pids: dict[int, int] = {}  # of the scripts' running processes, by rank
-        self._local: dict[int, int] = {}  # local ranks
-        self._stacks_requests: set[socket.socket] = set()
+        self._connections: list[_Connection] = []
         self._request_again_at = -math.inf  # the coordinator has a request until then
         self._leaves = False
         self._ignored = 0
@@ -67,52 +72,57 @@ class Keepers:
     @property
     def are_gone(self) -> bool:
         """Whether no keeper is connected."""
-        return all(rank < 0 for rank in self._connections.values())
+        return not self._keepers_of()
 
     def close(self) -> None:
         """Close all connections: connected keepers end their ranks, and leave."""
-        for connection in filter(None, (self._listener, *self._connections)):
-            with contextlib.suppress(KeyError, ValueError):  # closed already
-                self._system.selector.unregister(connection)
+        for connection in self._connections:
             connection.close()
         self._connections.clear()
+        if self._listener:
+            self._system.selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
 
     # Commands.
 
     def run(self, ranks: Sequence[int], start: Callable[[int], Mapping[str, Any]]) -> None:
         """Command keepers to run scripts; start(rank) is the rest of the command."""
-        for connection, rank in list(self._connections.items()):
-            if rank in ranks:
-                with contextlib.suppress(OSError):  # it was killed; the next read finds that
-                    stderr = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDERR)
-                    connection.sendmsg([encoded({"run": start(rank)})], [stderr])
+        stderr = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDERR)
+        for keeper in self._keepers_of(ranks):
+            with contextlib.suppress(OSError):  # it was killed; the next read finds that
+                keeper.socket.sendmsg([encoded({"run": start(keeper.rank)})], [stderr])
 
     def end(self, action: events.EndRanks) -> None:
         """Command all keepers to end their ranks."""
-        self._send_all({"end": action._asdict()})
+        self._send({"end": action._asdict()}, self._keepers_of())
 
     def ask(self, request: Mapping[str, Any], pids: Sequence[int] | None = None) -> None:
         """Forward a request to the processes of all scripts, or of some."""
-        to = [rank for rank, pid in self._pids.items() if pids is None or pid in pids]
-        self._send_all({"ask": request}, to)
+        running = [one for one in self._keepers_of() if one.pid]
+        self._send({"ask": request}, [one for one in running if pids is None or one.pid in pids])
 
-    def leave(self, action: events.LeaveRanks) -> None:
-        """Command keepers to leave."""
+    def leave(self, exit_code: int, ranks: Sequence[int] | None = None) -> None:
+        """Command all keepers to leave, or those of some ranks."""
         self._leaves = True
-        self._send_all({"leave": action.exit_code}, action.ranks)
-
-    def _send_all(self, message: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
-        for connection, rank in self._connections.items():
-            if rank >= 0 and (ranks is None or rank in ranks):
-                with contextlib.suppress(OSError):  # it was killed; the next read finds that
-                    send(connection, encoded(message))
+        self._send({"leave": exit_code}, self._keepers_of(ranks))
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""
         self._request_again_at = -math.inf
-        while self._stacks_requests:
-            with contextlib.suppress(OSError):
-                send(self._stacks_requests.pop(), encoded(message))
+        to = [one for one in self._connections if one.wants_stacks]
+        self._send(message, to)
+        for connection in to:
+            connection.wants_stacks = False
+
+    def _keepers_of(self, ranks: Sequence[int] | None = None) -> list[_Connection]:
+        keepers = [one for one in self._connections if one.rank >= 0]
+        return [one for one in keepers if ranks is None or one.rank in ranks]
+
+    def _send(self, message: Mapping[str, Any], to: Iterable[_Connection]) -> None:
+        for connection in to:
+            with contextlib.suppress(OSError):  # it was killed; the next read finds that
+                connection.send(encoded(message))
 
     # Connections.
 
@@ -125,20 +135,16 @@ class Keepers:
         if files - used < _LAST_FILES:
             connection.close()
             return
-        connection.setblocking(False)
-        self._connections[connection] = -1
-        act = functools.partial(self._receive, connection, Lines(_LINE_LIMIT))
-        self._system.selector.register(connection, selectors.EVENT_READ, act)
+        link = _Connection(connection, _LINE_LIMIT, self._system.selector, self._read)
+        self._connections.append(link)
 
-    def _receive(self, connection: socket.socket, lines: Lines) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
-            data = connection.recv(1 << 16)
-            complete = lines.feed(data)
-        except (OSError, ValueError):
-            data, complete = b"", []
-        for line in complete:
-            if connection not in self._connections:
-                return
+            lines = connection.read()
+        except (EOFError, OSError, ValueError):
+            self._disconnected(connection)
+            return
+        for line in lines:
             try:
                 event = self._event_of(connection, line)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
@@ -148,70 +154,60 @@ class Keepers:
                 continue
             if event is not None:
                 self._take(event)
-        if not data and connection in self._connections:
-            self._disconnected(connection)
 
-    def _disconnected(self, connection: socket.socket) -> None:
-        self._system.selector.unregister(connection)
-        rank = self._connections.pop(connection)
+    def _disconnected(self, connection: _Connection) -> None:
+        self._connections.remove(connection)
         connection.close()
-        self._stacks_requests.discard(connection)
-        if rank >= 0:
-            self._hangs_up(rank)
+        if connection.rank >= 0:
+            self.watch.disconnected(connection.pid)
             if not self._leaves:
-                self._take(events.KeeperLost(rank, "its keeper"))
-
-    def _hangs_up(self, rank: int) -> None:
-        if rank in self._pids:
-            self.watch.disconnected(self._pids[rank])
+                self._take(events.KeeperLost(connection.rank, "its keeper"))
 
     # Messages.
 
-    def _event_of(self, connection: socket.socket, line: bytes) -> Any:
+    def _event_of(self, connection: _Connection, line: bytes) -> Any:
         """Return the event of a line, if any; raise one of several errors if it is not valid."""
-        rank = self._connections[connection]
+        rank = connection.rank
         if line.startswith(b":") and rank >= 0:
-            return self._said(rank, line[1:])
+            return self._said(connection, line[1:])
         message = decoded(line)
         if "want_stacks" in message:
             return self._stacks_requested(connection)
         if "hello" in message:
-            return self._joined(connection, message["hello"])
+            hello = message["hello"]
+            fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
+            event = events.KeeperJoined(**fields)
+            connection.rank, connection.local_rank = event.rank, event.local_rank
+            return event
         if rank < 0:
             raise ValueError(rank)
         if "runs" in message:
-            pid = self._pids[rank] = int(message["runs"]["pid"])
-            self.watch.started(pid, rank, self._local[rank], self._system.now())
-            return events.RankRuns(rank, self._pids[rank])
+            connection.pid = int(message["runs"]["pid"])
+            now = self._system.now()
+            self.watch.started(connection.pid, rank, connection.local_rank, now)
+            return events.RankRuns(rank, connection.pid)
         elif "ended" in message:
-            return self._ended(rank, message["ended"])
+            return self._ended(connection, message["ended"])
         elif "cleared" in message:
             return events.KeeperCleared(rank, **message["cleared"])
         elif "lost" in message:
             return events.KeeperLost(rank, str(message["lost"]), is_gone=False)
         elif "hangs_up" in message:
-            self._hangs_up(rank)
+            self.watch.disconnected(connection.pid)
         else:
             self._system.log(printable(str(message["log"])))
         return None
 
-    def _stacks_requested(self, connection: socket.socket) -> StacksRequest | None:
-        self._stacks_requests.add(connection)
+    def _stacks_requested(self, connection: _Connection) -> StacksRequest | None:
+        connection.wants_stacks = True
         if self._system.now() < self._request_again_at:
             return None
         self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS
         return StacksRequest()
 
-    def _joined(self, connection: socket.socket, hello: Mapping[str, Any]) -> events.KeeperJoined:
-        fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
-        event = events.KeeperJoined(**fields)
-        self._connections[connection] = event.rank
-        self._local[event.rank] = event.local_rank
-        return event
-
-    def _said(self, rank: int, line: bytes) -> Any:
+    def _said(self, connection: _Connection, line: bytes) -> Any:
         """Return the event that a script's process reports, if any."""
-        now, pid = self._system.now(), self._pids[rank]
+        now, rank, pid = self._system.now(), connection.rank, connection.pid
         if not line.startswith(b"{"):  # faulthandler's
             self.watch.wrote(pid, line.decode("utf-8", "backslashreplace"))
             return None
@@ -233,19 +229,19 @@ class Keepers:
             return events.RankExits(rank, end)
         return None
 
-    def _ended(self, rank: int, message: Mapping[str, Any]) -> events.RankEnded:
+    def _ended(self, connection: _Connection, message: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
         code = int(message["code"])
         response = Disposition(message["response"]) if message["response"] else None
         end = self._end(code, message)._replace(words=str(message.get("words", "")))
         if code == -signal.SIGKILL:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
-        pid = self._pids.pop(rank, 0)
+        pid, connection.pid = connection.pid, 0
         if -code in CRASHES:
-            calls = self.watch.crash(pid, -code)
+            calls = self.watch.crash(pid, -code) or crash_in(str(message.get("crash", "")), -code)
             end = end._replace(place=place(calls), frames=frames_of(calls))
             end = end._replace(at=self._system.time_of_day())
-        return events.RankEnded(rank, end, response)
+        return events.RankEnded(connection.rank, end, response)
 
     def _end(self, code: int, message: Mapping[str, Any]) -> Exit:
         """Return an end with what may explain it (clues.py), and the kernel's counts of that."""

@@ -32,7 +32,7 @@ from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.job.options import BARS, EVENTS_DIR, INIT, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
-from launcher.job.toolkit import base_dir
+from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
 from launcher.peers.messages import Cleared, FromMember, Start
@@ -302,7 +302,7 @@ class Supervisor(Stepping):
         elif isinstance(action, events.LeaveRanks):
             if self._torchrun and not self._plan.tees:
                 self._torchrun.is_muted = True
-            self._keepers.leave(action)
+            self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, events.LogPlaces):
             self._request_stacks(_PLACES, may_signal=True)
         else:
@@ -321,7 +321,7 @@ class Supervisor(Stepping):
         """Count the files that SageMaker would upload, after a stop only new ones; -1: unknown."""
         phase, base = self.state.phase, base_dir(self._environ)
         # `sm-launch local` has another folder, and SageMaker uploads nothing from there.
-        is_on_sagemaker = base == base_dir({}) and os.path.isdir(f"{base}/input/config")
+        is_on_sagemaker = base == base_dir({}) and os.path.isdir(config_dir(base))
         has_run = self.state.times.trains < math.inf and not summary.says_unsaved(self.state)
         if not (isinstance(phase, Ending) and is_on_sagemaker and has_run):
             return -1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import selectors
+import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import socket
+from typing import Any, Callable
 
 _DIGITS = 18  # at most, of a number: Python reads long numbers slowly
 
@@ -47,16 +48,60 @@ class Lines:
         return lines
 
 
-def send(connection: socket.socket, line: bytes) -> bool:
-    """Send a line at once; tell whether the kernel took all of it.
+class LineSocket:
+    """A socket for lines, whose other end is never waited for.
 
-    It does, unless the other end has stopped reading: lines are small and few. Raises OSError
-    if the connection has ended.
+    When there is something to read, the selector calls read_it(this). `limit` bounds the bytes of
+    an incomplete line.
     """
-    try:
-        return connection.send(line) == len(line)
-    except BlockingIOError:
-        return False
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        limit: int,
+        selector: selectors.BaseSelector,
+        read_it: Callable[[Any], None],
+    ) -> None:
+        connection.setblocking(False)
+        self.socket, self._selector, self._lines = connection, selector, Lines(limit)
+        selector.register(connection, selectors.EVENT_READ, functools.partial(read_it, self))
+
+    def read(self) -> list[bytes]:
+        """Return the lines that have arrived.
+
+        Raises EOFError or OSError if the connection has ended, ValueError beyond the limit.
+        """
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError
+        return self._lines.feed(data)
+
+    def send(self, line: bytes) -> bool:
+        """Send a line at once; tell whether the kernel took all of it.
+
+        It does, unless the other end has stopped reading: lines are small and few. Raises OSError
+        if the connection has ended.
+        """
+        try:
+            return self.socket.send(line) == len(line)
+        except BlockingIOError:
+            return False
+
+    def ignore(self) -> None:
+        """Read no more."""
+        with contextlib.suppress(KeyError, ValueError):  # it is ignored, or closed, already
+            self._selector.unregister(self.socket)
+
+    def close(self) -> None:
+        """Close it; data sent before arrives, unless received data was not read.
+
+        In that case the kernel resets the connection, and data in flight is lost.
+        """
+        self.ignore()
+        self.socket.close()
 
 
 def _whole(digits: str) -> int:

@@ -141,9 +141,11 @@ class Replier:
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             if _MODULE in sys.modules:
+                frames = _raised_in(error)
                 if not self._has_exchanged:
-                    found["notes"] = list(filter(None, [self._note(_raised_in(error))]))
-                found["groups"] = groups_now(has_failed=True)
+                    found["notes"] = list(filter(None, [self._note(frames)]))
+                making = self._making(frames)
+                found["groups"] = [*making, *groups_now(has_failed=not making)][:_MOST_GROUPS]
         return found
 
     def script_ended(self) -> None:

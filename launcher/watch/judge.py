@@ -257,11 +257,12 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
         state = _analysed(state, now)
     for stall in state.stalls:
         finding = stall.finding
-        if finding.is_sure and finding.root and rank in finding.ranks and rank not in finding.root:
-            if now >= finding.since + state.options.hang_notify:
-                return sentences.line(finding, min(now, stall.progress_at))
-            if is_timeout:
-                return f"{sentences.reason(finding, now)}."
+        if not finding.is_sure or rank not in finding.waiting:
+            continue
+        if finding.root and now >= finding.since + state.options.hang_notify:
+            return sentences.line(finding, min(now, stall.progress_at))
+        if is_timeout and (finding.root or sentences.calls_differ(finding)):
+            return f"{sentences.reason(finding, now)}."
     return ""
 
 

@@ -124,6 +124,11 @@ def _incomplete(finding: Finding) -> str:
     return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
 
 
+def calls_differ(finding: Finding) -> bool:
+    """Tell whether waiting ranks have made different calls at the same place."""
+    return len(_calls(finding.waits[0], finding.ranks)) > 1
+
+
 def _calls(wait: Wait, ranks: ReportedRanks) -> Mapping[tuple[str, str], list[int]]:
     """Return each waiting rank's operation, with its size if sizes must agree."""
     calls: dict[tuple[str, str], list[int]] = {}

@@ -36,6 +36,8 @@ CRASHES: Mapping[int, str] = {
     signal.SIGABRT: "Aborted",
 }
 FATAL = "Fatal Python error: "
+# The script's own faulthandler shows the other threads, too.
+_CRASHED = re.compile(r"^(?:Stack|Current thread) .*\n((?:  .*\n?)*)", re.MULTILINE)
 _WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
@@ -78,7 +80,9 @@ def crash_in(text: str, number: int) -> Calls:
     *_, last = text.split(FATAL)
     if not last.replace("-", " ").startswith(f"{CRASHES[number]}\n"):
         return ()
-    return tuple(one for one in calls_in(last.splitlines()) if not _OURS.search(one.path))
+    crashed = _CRASHED.search(last)
+    calls = calls_in(crashed[1].splitlines()) if crashed else ()
+    return tuple(one for one in calls if not _OURS.search(one.path))
 
 
 def frames_of(calls: Calls) -> str:

@@ -43,19 +43,17 @@ class Selector:
         self._descriptors = itertools.count()
 
     def register(self, what: Any, events: int, data: Any) -> None:
-        """Wait for something; the launcher's own objects hold ours in `_socket`."""
-        ours = getattr(what, "_socket", what)
+        """Wait for something."""
         key = selectors.SelectorKey(what, next(self._descriptors), events, data)
-        self._keys[ours] = self._map[key.fd] = key
-        ours.selector = self
-        if ours.came:
+        self._keys[what] = self._map[key.fd] = key
+        what.selector = self
+        if what.came:
             self.wake()
 
     def unregister(self, what: Any) -> None:
         """Wait for it no longer."""
-        ours = getattr(what, "_socket", what)
-        del self._map[self._keys.pop(ours).fd]
-        ours.selector = None
+        del self._map[self._keys.pop(what).fd]
+        what.selector = None
 
     def get_map(self) -> dict[int, Any]:
         """Return what is waited for."""
