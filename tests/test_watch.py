@@ -37,7 +37,7 @@ def rank(number, *groups, unchanged=60, **how):
 
 def found(ranks, since=0.0):
     reports = {one.rank: waits.Reported(f"algo-{one.rank // 2 + 1}", one, since) for one in ranks}
-    return [one for one in waits.findings(reports) if one.is_sure]
+    return [one for one in waits.stalls_in(reports) if one.is_sure]
 
 
 def begun(notify=60, timeout=math.inf, every=15, notes=True, busy=()):

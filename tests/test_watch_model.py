@@ -255,7 +255,8 @@ def test_no_job_is_ended_that_moves(fault):
 
 
 def moves_is_forgotten(monkeypatch):
-    monkeypatch.setattr(judge, "findings", lambda reports: waits.findings(Anybody(reports)))
+    real = waits.stalls_in
+    monkeypatch.setattr(waits, "stalls_in", lambda reports: real(Anybody(reports)))
 
 
 class Anybody(dict):
@@ -333,7 +334,7 @@ def stalls_are_added_up(monkeypatch):
     def continues(self, earlier):
         return bool(self.ranks.keys() & earlier.ranks.keys())
 
-    monkeypatch.setattr(waits.Finding, "continues", continues)
+    monkeypatch.setattr(waits.Stall, "continues", continues)
 
 
 def what_was_seen_last_is_taken_for_now(monkeypatch):

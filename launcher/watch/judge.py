@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from launcher.job.options import Options
 from launcher.result.causes import Failure, of_hang
 from launcher.text.notes import Note
 from launcher.text.words import Log
-from launcher.watch import sentences, stacks
+from launcher.watch import sentences, stacks, waits
 from launcher.watch.progress import AllStacks, CollectStacks, Command, NoProgressReport
-from launcher.watch.waits import Finding, Reported, ReportedRanks, findings
+from launcher.watch.waits import Reported, Stall
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
 _PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
@@ -27,16 +27,6 @@ _REPORT_SECONDS = 3.0  # after a poll, until its replies are known here
 _MOST_LINES = 5  # at once
 # torch's words for a collective that did not complete within the group's own timeout.
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
-
-
-class Stall(NamedTuple):
-    """A finding that is tracked from one analysis to the next."""
-
-    finding: Finding
-    notice_at: float  # when it is logged next
-    logged: str = ""  # the reason that was logged last; "": none yet
-    noted: frozenset[int] = frozenset()  # the ranks that were noted as waiting
-    progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
 
 
 class Gathering(NamedTuple):
@@ -173,16 +163,16 @@ def due(state: Stalls, *, is_running: bool = True) -> float:
 def _due(stall: Stall, state: Stalls) -> float:
     if stall.progress_at < math.inf:
         return stall.progress_at + _PROGRESS_SECONDS
-    if not stall.finding.is_sure:
+    return min(stall.notice_at, _over_at(stall, state)) if stall.is_sure else math.inf
+
+
+def _over_at(stall: Stall, state: Stalls) -> float:
+    """Return when a stall fails the attempt; infinite: never."""
+    if not stall.is_sure or stall.progress_at < math.inf:
         return math.inf
-    return min(stall.notice_at, _over_at(stall.finding, state))
-
-
-def _over_at(finding: Finding, state: Stalls) -> float:
-    """Return when a finding fails the attempt; infinite: never."""
-    if finding.ends_job:
-        return state.over_at(finding.since)
-    if not finding.runs_on or state.busy:
+    if stall.ends_job:
+        return state.over_at(stall.since)
+    if not stall.runs_on or state.busy:
         return math.inf
     # Ranks run on after their scripts, and no rank is working.
     reports = [one for host in state.reports.values() for one in host]
@@ -199,51 +189,45 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
         return _shown(state, hosts)
     if now >= state.analyse_at:
         state = _analysed(state, now)
-    hang, stalls, lines, is_new = state.hang, list[Stall](), list[str](), False
-    notes = list[Note]()
-    run_on = {rank for one in state.stalls if one.finding.runs_on for rank in one.finding.root}
+    stalls, lines, notes, is_new = list[Stall](), list[str](), list[Note](), False
     for stall in state.stalls:
-        finding = stall.finding
-        if now < _due(stall, state):
-            stalls.append(stall)
-        elif stall.progress_at < math.inf:  # drop it
-            lines.append(sentences.progress(finding, stall.progress_at))
-            others = [one.noted for one in state.stalls if one is not stall]
-            moving = tuple(sorted(stall.noted.difference(*others)))
+        if stall.progress_at + _PROGRESS_SECONDS <= now:
+            lines.append(sentences.progress(stall))
+            others = [one.waiting for one in state.stalls if one.logged and one is not stall]
+            moving = tuple(sorted(stall.waiting.difference(*others)))
             notes.append(Note("continued", ranks=moving, since=stall.progress_at))
-        else:
-            line = sentences.line(finding, now, stall.logged)
-            if now >= stall.notice_at:
-                lines.append(line)
-                is_new = is_new or (finding.ends_job and not stall.logged)
-                notice_at = finding.since + 2 * max(state.options.hang_notify, now - finding.since)
-                logged = sentences.reason(finding, now)
-                if waiting := tuple(sorted(finding.waiting - stall.noted)):
-                    cause = sentences.line(finding, now)
-                    note = Note("stalled", cause=cause, ranks=waiting, since=finding.since)
-                    notes.append(_at_root(note, finding))
-                noted = stall.noted | finding.waiting
-                stall = stall._replace(notice_at=notice_at, logged=logged, noted=noted)
-            if now >= _over_at(finding, state) and not hang:
-                # A rank whose script has ended may be making its last save.
-                may_restart = run_on.isdisjoint(finding.root)
-                hang = of_hang(sentences.line(finding, now), may_restart=may_restart)
-                notes.append(_at_root(hang.note, finding))
-            stalls.append(stall)
+            continue
+        if stall.is_sure and stall.notice_at <= now < stall.progress_at:
+            lines.append(sentences.line(stall, now, stall.logged))
+            is_new = is_new or (stall.ends_job and not stall.logged)
+            reason = sentences.reason(stall, now)
+            if stall.waits and reason != stall.logged:
+                cause, waiting = sentences.line(stall, now), tuple(sorted(stall.waiting))
+                note = Note("stalled", cause=cause, ranks=waiting, since=stall.since)
+                notes.append(_at_root(note, stall))
+            notice_at = stall.since + 2 * max(state.options.hang_notify, now - stall.since)
+            stall = stall._replace(notice_at=notice_at, logged=reason)
+        stalls.append(stall)
+        if now >= _over_at(stall, state) and not state.hang:
+            # A rank whose script has ended may be making its last save.
+            may_restart = not any(stall.ranks[rank].state.runs_on for rank in stall.root)
+            hang = of_hang(sentences.line(stall, now), may_restart=may_restart)
+            notes.append(_at_root(hang.note, stall))
+            state = state._replace(hang=hang)
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more like these."]
-    state, actions = state._replace(stalls=tuple(stalls), hang=hang), tuple[Any, ...]()
+    state, actions = state._replace(stalls=tuple(stalls)), tuple[Any, ...]()
     if is_new:  # for the log, ranks get a signal only if this stall ends the job anyway
         may_signal = state.options.hang_timeout < math.inf
         state, actions = _collect(state, now, may_signal=may_signal, is_for_log=True)
     return state, (*map(Log, lines), *notes, *actions)
 
 
-def _at_root(note: Note, finding: Finding) -> Note:
+def _at_root(note: Note, stall: Stall) -> Note:
     """Return a note with the rank for which the others wait, if it is a single one."""
-    if len(finding.root) != 1:
+    if len(stall.root) != 1:
         return note
-    root = finding.ranks[finding.root[0]]
+    root = stall.ranks[stall.root[0]]
     return note._replace(rank=root.state.rank, host=root.host)
 
 
@@ -256,13 +240,12 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
     if is_timeout and state.analyse_at < math.inf:
         state = _analysed(state, now)
     for stall in state.stalls:
-        finding = stall.finding
-        if not finding.is_sure or rank not in finding.waiting:
+        if not stall.is_sure or rank not in stall.waiting:
             continue
-        if finding.root and now >= finding.since + state.options.hang_notify:
-            return sentences.line(finding, min(now, stall.progress_at))
-        if is_timeout and (finding.root or sentences.calls_differ(finding)):
-            return f"{sentences.reason(finding, now)}."
+        if stall.root and now >= stall.since + state.options.hang_notify:
+            return sentences.line(stall, min(now, stall.progress_at))
+        if is_timeout and (stall.root or sentences.calls_differ(stall)):
+            return f"{sentences.reason(stall, now)}."
     return ""
 
 
@@ -272,45 +255,32 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
 def _analysed(state: Stalls, now: float) -> Stalls:
     """Analyse again who waits for whom, and which tracked stalls continue."""
     reports = {one.state.rank: one for host in state.reports.values() for one in host}
-    by_rank: dict[int, list[int]] = {}
-    for number, stall in enumerate(state.stalls):
-        for rank in stall.finding.ranks:
-            by_rank.setdefault(rank, []).append(number)
-    stalls, continued = [], set[int]()
-    for finding in findings(reports):
-        if not (state.options.notes or finding.ends_job or finding.runs_on):
-            continue
-        near = {number for rank in finding.ranks for number in by_rank.get(rank, ())}
-        same = [number for number in near if _continues(finding, state.stalls[number])]
-        stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
-        continued.update(same)
-    for number, stall in enumerate(state.stalls):
-        if stall.logged and stall.finding.waits and number not in continued:
-            stalls.append(_with_progress(stall, reports, now))
+    found = [
+        stall
+        for stall in waits.stalls_in(reports)
+        if state.options.notes or stall.ends_job or stall.runs_on
+    ]
+    stalls = [_followed(stall, state) for stall in found]
+    for stall in state.stalls:
+        is_over = not any(_continues(later, stall) for later in found)
+        if is_over and stall.logged and stall.waits:
+            # It is no reason for what follows if those have moved that others waited for.
+            may_wait = not any(stall.has_progress(rank, reports) for rank in stall.root)
+            stall = stall._replace(progress_at=min(stall.progress_at, now))
+            stalls.append(stall._replace(is_sure=stall.is_sure and may_wait))
     return state._replace(stalls=tuple(stalls), analyse_at=math.inf)
 
 
-def _continues(finding: Finding, stall: Stall) -> bool:
-    """Tell whether a finding belongs to a tracked stall, without progress in between."""
-    is_before = finding.since + _REPORT_SECONDS < stall.progress_at
-    return is_before and finding.continues(stall.finding)
+def _continues(stall: Stall, earlier: Stall) -> bool:
+    """Tell whether a stall is one that is tracked, without progress in between."""
+    is_before = stall.since + _REPORT_SECONDS < earlier.progress_at
+    return is_before and stall.continues(earlier)
 
 
-def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stall:
-    """Return the stall of a finding; it may continue several earlier ones."""
-    since = min((finding.since, *(stall.finding.since for stall in earlier)))
-    notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
-    logged = next((stall.logged for stall in earlier if stall.logged), "")
-    noted = frozenset[int]().union(*(stall.noted for stall in earlier))
-    return Stall(finding._replace(since=since), notice_at, logged, noted)
-
-
-def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
-    """Return a stall that is no longer found, with the time of its progress.
-
-    It is no reason for what follows if the ranks that others waited for have made progress.
-    """
-    finding = stall.finding
-    may_wait = not any(finding.has_progress(rank, reports) for rank in finding.root)
-    finding = finding._replace(is_sure=finding.is_sure and may_wait)
-    return stall._replace(finding=finding, progress_at=min(stall.progress_at, now))
+def _followed(stall: Stall, state: Stalls) -> Stall:
+    """Return a stall with what is logged of it; it may continue several earlier ones."""
+    earlier = [one for one in state.stalls if _continues(stall, one)]
+    since = min((stall.since, *(one.since for one in earlier)))
+    notice_at = min((one.notice_at for one in earlier), default=since + state.patience)
+    logged = next((one.logged for one in earlier if one.logged), "")
+    return stall._replace(since=since, notice_at=notice_at, logged=logged)

@@ -1,4 +1,4 @@
-"""Log lines about ranks without progress: findings in words. Pure."""
+"""Log lines about ranks without progress: stalls in words. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, named_rank, plural, printable
 from launcher.watch.progress import Group
-from launcher.watch.waits import Finding, Reported, ReportedRanks, Wait
+from launcher.watch.waits import Reported, ReportedRanks, Stall, Wait
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
@@ -16,18 +16,18 @@ _LOCK = re.compile("baton|lock|Lock")
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 
-def line(finding: Finding, now: float, logged: str = "") -> str:
-    """Return the line of a finding: how long it has lasted, and why, unless that is `logged`."""
-    why = reason(finding, now)
-    if not finding.waits:
+def line(stall: Stall, now: float, logged: str = "") -> str:
+    """Return the line of a stall: how long it has lasted, and why, unless that is `logged`."""
+    why = reason(stall, now)
+    if not stall.waits:
         return f"{why}."
-    lasting = f"ranks have made no progress for {lasted(now - finding.since)}"
+    lasting = f"ranks have made no progress for {lasted(now - stall.since)}"
     return f"{lasting}, for the same reason." if why == logged else f"{lasting}: {why}."
 
 
-def progress(finding: Finding, at: float) -> str:
-    """Return that a stall ended at a time."""
-    return f"ranks are making progress again after {lasted(at - finding.since)}."
+def progress(stall: Stall) -> str:
+    """Return that a stall has ended."""
+    return f"ranks are making progress again after {lasted(stall.progress_at - stall.since)}."
 
 
 def nothing_exchanged(count: int) -> str:
@@ -42,24 +42,24 @@ def nothing_exchanged(count: int) -> str:
     )
 
 
-def reason(finding: Finding, now: float) -> str:
+def reason(stall: Stall, now: float) -> str:
     """Return why ranks wait, or where idle ranks are."""
-    if not finding.waits:
-        why = _idle(finding, now)
-    elif finding.is_circle:
-        why = _circle(finding)
+    if not stall.waits:
+        why = _idle(stall, now)
+    elif stall.is_circle:
+        why = _circle(stall)
     else:
-        why = (_absent if finding.root else _incomplete)(finding)
-    notes = [one.state.note for _, one in sorted(finding.ranks.items()) if one.state.note]
+        why = (_absent if stall.root else _incomplete)(stall)
+    notes = [one.state.note for _, one in sorted(stall.ranks.items()) if one.state.note]
     return printable("; ".join([why, *notes[:1]]))
 
 
-def _idle(finding: Finding, now: float) -> str:
+def _idle(stall: Stall, now: float) -> str:
     """Return where ranks are that run on after their scripts, or stand still."""
-    first = finding.ranks[finding.root[0]]
-    number, place, more = first.state.rank, first.state.place, len(finding.root) - 1
+    first = stall.ranks[stall.root[0]]
+    number, place, more = first.state.rank, first.state.place, len(stall.root) - 1
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
-    if finding.runs_on:
+    if stall.runs_on:
         has_ended = f"rank {number}'s script has ended, but its process is still running"
         return f"{has_ended}: {place}{others}"
     hint = " (a lock file of a run that was killed?)" if _LOCK.search(place) else ""
@@ -67,8 +67,8 @@ def _idle(finding: Finding, now: float) -> str:
     return f"rank {number} has begun no collective: it is in {place}, {lasting}{others}"
 
 
-def _absent(finding: Finding) -> str:
-    wait, root = finding.waits[0], [finding.ranks[rank] for rank in finding.root]
+def _absent(stall: Stall) -> str:
+    wait, root = stall.waits[0], [stall.ranks[rank] for rank in stall.root]
     if wait.group.is_counted and root[0].state.trouble:
         last = f"no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
@@ -109,14 +109,14 @@ def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
     return of_one if len(subjects) == 1 else of_more
 
 
-def _incomplete(finding: Finding) -> str:
-    wait = finding.waits[0]
+def _incomplete(stall: Stall) -> str:
+    wait = stall.waits[0]
     group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
     what = f"{_collective(group)}, which has not completed"
     if group.is_counted:
         some = "" if waiting == size else f" on {waiting} of them"
         return f"all {size} ranks have begun {what}{some}"
-    calls = _calls(wait, finding.ranks)
+    calls = _calls(wait, stall.ranks)
     if len(calls) > 1:
         return f"{_different(calls, group)} of {_name(group)}: all ranks must make the same call"
     if waiting == size:
@@ -149,10 +149,10 @@ def _different(calls: Mapping[tuple[str, str], list[int]], group: Group) -> str:
     return ", ".join(parts)
 
 
-def _circle(finding: Finding) -> str:
-    pairs = list(zip(finding.root, finding.waits))[:_MOST_NAMED]
+def _circle(stall: Stall) -> str:
+    pairs = list(zip(stall.root, stall.waits))[:_MOST_NAMED]
     where = [f"rank {rank} in {_collective(wait.group)}" for rank, wait in pairs]
-    more = len(finding.root) - len(where)
+    more = len(stall.root) - len(where)
     return f"ranks are waiting for each other: {join_and_count(where, more)}"
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: the coordinator's findings about ranks without progress. Pure.
+"""Who waits for whom: the stalls of a job, found in its hosts' reports. Pure.
 
 Of a group in which ranks wait, those that have begun least are absent; of these, those that wait
 nowhere else are at the root; where there is none, ranks wait for each other, or a collective does
@@ -10,13 +10,14 @@ not complete. launcher/watch/__init__.py explains it.
   count as waiting. If all have begun the same number, nobody surely waits; but a member that does
   not reply counts as one that has begun less.
 
-Findings are plain values; sentences.py puts them in words.
+Stalls are plain values; sentences.py puts them in words.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.watch.progress import MOST_GROUPS, Group, Key, StalledRank
 
@@ -42,8 +43,8 @@ class Wait(NamedTuple):
     is_sure: bool = True  # that a rank waits
 
 
-class Finding(NamedTuple):
-    """A stall: ranks that belong together, none with progress since a time, and why they wait.
+class Stall(NamedTuple):
+    """Ranks that belong together, none with progress since a time; why they wait; what is logged.
 
     The ranks at the `root` are absent from the first of `waits`, and wait nowhere; or they wait for
     each other, each rank in the wait at the same index. Without a root, all members have begun the
@@ -57,6 +58,9 @@ class Finding(NamedTuple):
     waits: tuple[Wait, ...]
     since: float
     is_sure: bool = True
+    notice_at: float = math.inf  # when it is logged next
+    logged: str = ""  # the reason that was logged last; "": none yet
+    progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
 
     @property
     def ends_job(self) -> bool:
@@ -70,16 +74,16 @@ class Finding(NamedTuple):
         return not self.waits and self.ranks[self.root[0]].state.runs_on
 
     @property
+    def is_circle(self) -> bool:
+        """Whether the ranks at the root wait for each other."""
+        return bool(self.waits and self.root) and self.root[0] in self.waits[0].waiting
+
+    @property
     def waiting(self) -> frozenset[int]:
         """The ranks that wait."""
         return frozenset(self.ranks) - (frozenset() if self.is_circle else frozenset(self.root))
 
-    @property
-    def is_circle(self) -> bool:
-        """Whether the ranks at the root wait for each other."""
-        return any(rank in wait.waiting for wait in self.waits[:1] for rank in self.root)
-
-    def continues(self, earlier: Finding) -> bool:
+    def continues(self, earlier: Stall) -> bool:
         """Tell whether this is an earlier stall, with more facts now."""
         both = self.ranks.keys() & earlier.ranks.keys()
         if (bool(self.waits), self.runs_on) != (bool(earlier.waits), earlier.runs_on):
@@ -94,36 +98,35 @@ class Finding(NamedTuple):
         return before not in ((), after)  # the groups of a silent rank may be unknown
 
 
-def findings(reports: ReportedRanks) -> list[Finding]:
+def stalls_in(reports: ReportedRanks) -> list[Stall]:
     """Return all stalls; last the ranks that run on, and those that stand still elsewhere."""
-    found, named = list[Finding](), set[int]()
+    found, named = list[Stall](), set[int]()
     for members, waits in _connected(_waits(reports)):
         if all(rank in reports for rank in members):
             named |= members
             ranks = {rank: reports[rank] for rank in members}
             since = max(one.since for one in ranks.values())
             is_sure = any(wait.is_sure for wait in waits)
-            found.append(Finding(ranks, *_reason(waits, reports), since, is_sure))
+            found.append(Stall(ranks, *_reason(waits, reports), since, is_sure))
     run_on = {rank: one for rank, one in reports.items() if one.state.runs_on}
     still = {rank: one for rank, one in reports.items() if one.state.is_still and rank not in named}
     for idle in filter(None, (run_on, still)):
         since = min(one.since for one in idle.values())
-        found.append(Finding(idle, tuple(sorted(idle)), (), since))
+        found.append(Stall(idle, tuple(sorted(idle)), (), since))
     return found
 
 
 def _reason(
     waits: Sequence[Wait], reports: ReportedRanks
 ) -> tuple[tuple[int, ...], tuple[Wait, ...]]:
-    """Return the root of ranks that belong together, and its waits, as a Finding has them."""
+    """Return the root of ranks that belong together, and its waits, as a Stall has them."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
-    roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
+    roots = [(wait, rank) for wait in waits for rank in wait.absent if rank not in first_wait]
     # A silent rank may wait itself: prefer another root.
-    for may_be_silent in (False, True):
-        for wait, ranks in roots:
-            root = [rank for rank in ranks if may_be_silent or not reports[rank].state.trouble]
-            if root:
-                return tuple(root), (wait,)
+    roots = [one for one in roots if not reports[one[1]].state.trouble] or roots
+    if roots:
+        wait = roots[0][0]
+        return tuple(rank for other, rank in roots if other is wait), (wait,)
     for wait in waits:
         if not wait.absent:
             return (), (wait,)
@@ -158,16 +161,15 @@ def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
     """Return the waits in a group, as its ranks see it."""
     furthest = max(views.values(), key=lambda view: view.last)
     members = [rank for rank in sorted({*furthest.members, *views}) if rank in reports]
-    counts = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
-    begun = {rank: count for rank, count in counts.items() if count is not None}
-    least = min(begun.values())
+    begun = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
+    least = min(count for count in begun.values() if count is not None)
     awake = {rank for rank in views if not reports[rank].state.trouble}
     inside = {rank for rank, view in views.items() if view.waits}
-    waiting = inside | awake if furthest.is_counted else inside
-    ahead = tuple(rank for rank in views if begun[rank] > least and rank in waiting)
+    may_wait = inside | awake if furthest.is_counted else inside
+    ahead = tuple(rank for rank in views if begun[rank] > least and rank in may_wait)
     behind = {rank for rank, count in begun.items() if count == least}
-    absent = tuple(sorted(behind - (inside & awake)))
-    waits = []
+    held, waits = inside & awake, list[Wait]()
+    absent = tuple(sorted(behind - held))
     if ahead and absent:
         number = least + 1
         if not furthest.is_counted:  # how far a silent rank is may be unknown
@@ -176,15 +178,14 @@ def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
         have_ended = all(reports[rank].state.has_ended for rank in absent)
         is_sure = not (awake & inside if have_ended else awake).isdisjoint(ahead)
         waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, is_sure))
-        inside &= behind
-    held = tuple(sorted(inside & awake))
-    if held and None not in counts.values():  # all have begun it
-        group = _in_collective(views, furthest, min(views[rank].waits for rank in held))
-        waits.append(Wait(group, held, ()))
+        held &= behind
+    if held and None not in begun.values():  # all have begun it
+        number = min(views[rank].waits for rank in held)
+        waits.append(Wait(_in_collective(views, furthest, number), tuple(sorted(held)), ()))
     return waits
 
 
-def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int | None:
+def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> Any:
     """Return how many collectives a member has surely begun, None if unknown.
 
     A silent rank's count is that of its last reply. If counts alone show that others wait, it
