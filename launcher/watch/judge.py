@@ -244,7 +244,7 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
             continue
         if stall.root and now >= stall.since + state.options.hang_notify:
             return sentences.line(stall, min(now, stall.progress_at))
-        if is_timeout and (stall.root or sentences.calls_differ(stall)):
+        if is_timeout and (stall.root or sentences.different_calls(stall)):
             return f"{sentences.reason(stall, now)}."
     return ""
 

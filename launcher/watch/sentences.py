@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, named_rank, plural, printable
 from launcher.watch.progress import Group
-from launcher.watch.waits import Reported, ReportedRanks, Stall, Wait
+from launcher.watch.waits import ReportedRanks, Stall, Wait
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
@@ -69,44 +68,27 @@ def _idle(stall: Stall, now: float) -> str:
 
 def _absent(stall: Stall) -> str:
     wait, root = stall.waits[0], [stall.ranks[rank] for rank in stall.root]
-    if wait.group.is_counted and root[0].state.trouble:
-        last = f"no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
-        return f"{_named(root)} {_trouble(root)}; {last}"
-    count, have = len(wait.waiting), _verb(root, "has", "have")
-    others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"
-    how = f"{_verb(root, 'is', 'are')} absent from"
-    if wait.group.is_making:
-        how = f"{have} not joined"
-    elif wait.group.is_counted:
-        how = f"{have} not begun"
-        others = f"which {plural(count, 'rank')} {_verb(wait.waiting, 'has', 'have')}"
-    return f"{_named(root)} {how} {_collective(wait.group)}, {others}{_at(root)}"
-
-
-def _named(root: Sequence[Reported]) -> str:
+    first, is_alone = root[0].state, len(root) == 1
     some = [
         named_rank(one.host, one.state.rank, one.state.local_rank) for one in root[:_MOST_NAMED]
     ]
-    return join_and_count(some, len(root) - len(some))
-
-
-def _trouble(root: Sequence[Reported]) -> str:
-    """Return why ranks begin nothing any more: the first rank's trouble."""
-    first = root[0].state
-    if len(root) == 1:
-        return first.trouble
-    return f"no longer take part: rank {first.rank} {first.trouble}"
-
-
-def _at(root: Sequence[Reported]) -> str:
-    """Return the first rank's place or trouble, as the end of a sentence."""
-    first = root[0].state
-    state = first.trouble or (f"is in {first.place}" if first.place and not first.runs_on else "")
-    return f"; rank {first.rank} {state}" if state else ""
-
-
-def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
-    return of_one if len(subjects) == 1 else of_more
+    named = join_and_count(some, len(root) - len(some))
+    if wait.group.is_counted and first.trouble:
+        others = "" if is_alone else f"no longer take part: rank {first.rank} "
+        last = f"no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
+        return f"{named} {others}{first.trouble}; {last}"
+    count, have = len(wait.waiting), "has" if is_alone else "have"
+    if wait.group.is_counted:
+        how = f"{have} not begun"
+        others = f"which {plural(count, 'rank')} {'has' if count == 1 else 'have'}"
+    else:
+        how = f"{'is' if is_alone else 'are'} absent from"
+        if wait.group.is_making:
+            how = f"{have} not joined"
+        others = f"where {plural(count, 'other')} {'is' if count == 1 else 'are'} waiting"
+    state = first.trouble or (first.place and not first.runs_on and f"is in {first.place}")
+    at = f"; rank {first.rank} {state}" if state else ""
+    return f"{named} {how} {_collective(wait.group)}, {others}{at}"
 
 
 def _incomplete(stall: Stall) -> str:
@@ -116,37 +98,28 @@ def _incomplete(stall: Stall) -> str:
     if group.is_counted:
         some = "" if waiting == size else f" on {waiting} of them"
         return f"all {size} ranks have begun {what}{some}"
-    calls = _calls(wait, stall.ranks)
-    if len(calls) > 1:
-        return f"{_different(calls, group)} of {_name(group)}: all ranks must make the same call"
     if waiting == size:
-        return f"all {size} ranks are in {what}"
-    return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
+        who = f"all {size} ranks are"
+    else:
+        who = f"{plural(waiting, 'rank')} of {size} {'is' if waiting == 1 else 'are'}"
+    return different_calls(stall) or f"{who} in {what}"
 
 
-def calls_differ(finding: Finding) -> bool:
-    """Tell whether waiting ranks have made different calls at the same place."""
-    return len(_calls(finding.waits[0], finding.ranks)) > 1
-
-
-def _calls(wait: Wait, ranks: ReportedRanks) -> Mapping[tuple[str, str], list[int]]:
-    """Return each waiting rank's operation, with its size if sizes must agree."""
-    calls: dict[tuple[str, str], list[int]] = {}
+def different_calls(stall: Stall) -> str:
+    """Return who is in which operation, with its size if sizes must agree; "" if all are in one."""
+    wait, calls = stall.waits[0], dict[str, list[int]]()
     for rank in wait.waiting:
-        for view in ranks[rank].state.groups:
+        for view in stall.ranks[rank].state.groups:
             if (view.key, view.waits) == (wait.group.key, wait.group.waits):
-                size = view.size if view.op in _SAME_SIZE else ""
-                calls.setdefault((view.op, size), []).append(rank)
-    return calls
-
-
-def _different(calls: Mapping[tuple[str, str], list[int]], group: Group) -> str:
+                size = f" ({view.size})" if view.size and view.op in _SAME_SIZE else ""
+                calls.setdefault(f"{view.op} #{view.waits}{size}", []).append(rank)
     parts = []
-    fewest_first = sorted(calls.items(), key=lambda one: (len(one[1]), one[1]))
-    for (op, size), ranks in fewest_first[:_MOST_NAMED]:
-        who = f"rank {ranks[0]} is" if len(ranks) == 1 else f"{len(ranks)} ranks are"
-        parts.append(f"{who} in {op} #{group.waits}" + (f" ({size})" if size else ""))
-    return ", ".join(parts)
+    for call, those in sorted(calls.items(), key=lambda one: (len(one[1]), one[1])):
+        who = f"rank {those[0]} is" if len(those) == 1 else f"{len(those)} ranks are"
+        parts.append(f"{who} in {call}")
+    some = ", ".join(parts[:_MOST_NAMED])
+    same = "all ranks must make the same call"
+    return f"{some} of {_name(wait.group)}: {same}" if len(parts) > 1 else ""
 
 
 def _circle(stall: Stall) -> str:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from launcher.watch.progress import MOST_GROUPS, Group, Key, StalledRank
+
+_UNKNOWN = 1 << 62  # collectives
 
 
 class Reported(NamedTuple):
@@ -162,7 +164,7 @@ def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
     furthest = max(views.values(), key=lambda view: view.last)
     members = [rank for rank in sorted({*furthest.members, *views}) if rank in reports]
     begun = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
-    least = min(count for count in begun.values() if count is not None)
+    least = min(begun.values())
     awake = {rank for rank in views if not reports[rank].state.trouble}
     inside = {rank for rank, view in views.items() if view.waits}
     may_wait = inside | awake if furthest.is_counted else inside
@@ -179,21 +181,21 @@ def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
         is_sure = not (awake & inside if have_ended else awake).isdisjoint(ahead)
         waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, is_sure))
         held &= behind
-    if held and None not in begun.values():  # all have begun it
+    if held and _UNKNOWN not in begun.values():  # all have begun it
         number = min(views[rank].waits for rank in held)
         waits.append(Wait(_in_collective(views, furthest, number), tuple(sorted(held)), ()))
     return waits
 
 
-def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> Any:
-    """Return how many collectives a member has surely begun, None if unknown.
+def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
+    """Return how many collectives a member has surely begun, or _UNKNOWN.
 
     A silent rank's count is that of its last reply. If counts alone show that others wait, it
     counts as one that they may wait for.
     """
     if view is None:
         is_known = bool(rank.trouble) or not furthest.is_counted
-        return 0 if is_known and len(rank.groups) < MOST_GROUPS else None
+        return 0 if is_known and len(rank.groups) < MOST_GROUPS else _UNKNOWN
     if furthest.is_counted and rank.trouble and not rank.has_ended:
         return min(view.last, max(furthest.last - 1, 0))
     return view.last
