@@ -141,10 +141,9 @@ class Replier:
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             if _MODULE in sys.modules:
-                frames = _raised_in(error)
-                if not self._has_exchanged:
-                    found["notes"] = list(filter(None, [self._note(frames)]))
-                making = self._making(frames)
+                making, note = self._meeting(_raised_in(error))
+                if note and not self._has_exchanged:
+                    found["notes"] = [note]
                 found["groups"] = [*making, *groups_now(has_failed=not making)][:_MOST_GROUPS]
         return found
 
@@ -226,11 +225,10 @@ class Replier:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         if world is None:  # it has not imported torch.distributed
             return {"groups": []}
-        frames = _outward(current_frames().get(self._main))
-        making = self._making(frames)
-        counts = [_sequence(group) for group in dict(world.pg_names)]
-        numbers = recorded("fr").get("pg_status"), status(world), counts, making
-        found: dict[str, Any] = {"error": why} if (why := unknown(world)) else {}
+        making, note = self._meeting(_outward(current_frames().get(self._main)))
+        recorder, counts = recorded("fr"), [_sequence(group) for group in dict(world.pg_names)]
+        numbers = recorder.get("pg_status"), status(world), counts, making
+        found: dict[str, Any] = {"error": why} if (why := unknown(world, recorder)) else {}
         if numbers != self._numbers:
             self._numbers, self._since = numbers, monotonic()
             self._note_collectives()
@@ -238,29 +236,26 @@ class Replier:
                 return found
         found["groups"] = [*making, *groups_now()][:_MOST_GROUPS]
         if self._has_others and not (self._has_exchanged or self._has_returned):
-            found["note"] = self._note(frames)
+            found["note"] = note
         return found
 
-    def _making(self, frames: Sequence[Any]) -> list[list[Any]]:
-        """Return the group that the main thread is making, as a group in which it waits."""
-        for frame in frames:
-            name = frame.f_code.co_name
-            if name in _MAKES_GROUP and sys.modules[_MODULE].__file__ == frame.f_code.co_filename:
-                ranks = range(int(self._given["WORLD_SIZE"] or 1))
-                if name != _MAKES_GROUP[0]:
-                    name, ranks = _MAKES_GROUP[1], frame.f_locals.get("ranks") or ranks
-                return [[ranges(sorted(ranks)), -1, "", 1, 1, name]]
-        return []
+    def _meeting(self, frames: Sequence[Any]) -> tuple[list[list[Any]], str]:
+        """Return the group that a stack is making, as a group in which it waits.
 
-    def _note(self, frames: Sequence[Any]) -> str:
-        """Return why the ranks that this one waits for will not come, "" if unknown."""
+        And why the ranks that it waits for will not come, "" if unknown.
+        """
         for frame in frames:
             path, name = frame.f_code.co_filename, frame.f_code.co_name
             if path.endswith("torch/multiprocessing/spawn.py") and name == "join":
-                return f"rank {self._given['RANK']} has spawned {_SPAWNS}"
-            if name == _MAKES_GROUP[0]:
-                return elsewhere(self._given, frame.f_locals)
-        return ""
+                return [], f"rank {self._given['RANK']} has spawned {_SPAWNS}"
+            if name in _MAKES_GROUP and path == sys.modules[_MODULE].__file__:
+                ranks, note = range(int(self._given["WORLD_SIZE"] or 1)), ""
+                if name == _MAKES_GROUP[0]:
+                    note = elsewhere(self._given, frame.f_locals)
+                else:
+                    name, ranks = _MAKES_GROUP[1], frame.f_locals.get("ranks") or ranks
+                return [[ranges(sorted(ranks)), -1, "", 1, 1, name]], note
+        return [], ""
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
@@ -330,38 +325,36 @@ def elsewhere(given: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
     for name in ("RANK", "WORLD_SIZE"):
         number = arguments.get(_ARGUMENTS[name], -1)
         used[name] = used[name] if number == -1 else str(number)
-    host, meets = used["MASTER_ADDR"], f"{used['MASTER_ADDR']}:{used['MASTER_PORT']}"
-    if host in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
+    meets = "waits at {MASTER_ADDR}:{MASTER_PORT}".format_map(used)
+    if used["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
         if given["GROUP_RANK"] in ("", "0"):  # on the first host localhost is the same
             used["MASTER_ADDR"] = given["MASTER_ADDR"]
     other = [name for name in used if given[name] and used[name] not in ("", given[name])]
     if not other:
         return ""
-    name, who = other[-1], f"rank {given['RANK']}"
+    name = other[-1]
     how = f"sets {name}" if os.environ.get(name) == used[name] else f"passes {_ARGUMENTS[name]}"
     if name.startswith("MASTER"):
-        meet = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
-        waits = f"waits at {meets}, but this job's ranks meet at {meet}"
+        meets += ", but this job's ranks meet at {MASTER_ADDR}:{MASTER_PORT}".format_map(given)
     elif name == "WORLD_SIZE":
-        waits = f"waits until there are {used[name]} ranks, but this job has {given[name]}"
+        meets = f"waits until there are {used[name]} ranks, but this job has {given[name]}"
     else:
-        waits = f"joins as rank {used[name]}"
-    return f"{who} {waits}: the script {how}"
+        meets = f"joins as rank {used[name]}"
+    return f"rank {given['RANK']} {meets}: the script {how}"
 
 
 # What torch knows of its groups.
 
 
-def unknown(world: Any) -> str:
+def unknown(world: Any, recorder: Mapping[str, Any]) -> str:
     """Return why there are groups that cannot be watched, "" if there are none."""
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         return "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"
-    recorder = recorded("fr")
     for group in dict(world.pg_names):
         backends = world.pg_backend_config.get(group, "")
-        is_off = bool(_sequence(group)) and not recorder.get("pg_status")  # its size is 0
-        is_known = recorder and "gloo" in _kinds(backends) and not is_off
-        if not (_is_counted(backends) or is_known):
+        # The recorder has no status while nothing has begun, or if its size is 0.
+        is_on = bool(recorder) and bool(recorder.get("pg_status") or not _sequence(group))
+        if not (_is_counted(backends) or (is_on and "gloo" in _kinds(backends))):
             version = sys.modules["torch"].__version__
             return f"torch {version} keeps no record of groups with {backends}"
     return ""

@@ -6,7 +6,7 @@ import re
 
 from launcher.text.words import join_and_count, lasted, named_rank, plural, printable
 from launcher.watch.progress import Group
-from launcher.watch.waits import ReportedRanks, Stall, Wait
+from launcher.watch.waits import Stall
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
