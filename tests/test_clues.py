@@ -156,6 +156,12 @@ def test_the_limit_of_processes_is_named(notes, text):
     assert note == f"user {user} runs 60 of 60 processes and threads (ulimit -u)"
 
 
+def test_the_limit_of_open_files_is_named(notes):
+    few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
+    assert notes(f"{few}a = [open(__file__) for _ in range(400)]") == ["ulimit -n is 300"]
+    assert not notes("raise OSError(23, 'Too many open files in system')")
+
+
 @pytest.fixture
 def kinds(monkeypatch):
     """Return what an error with a text may come from, and what hardware is broken by it."""

@@ -206,6 +206,15 @@ def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
     assert host.at(6.0, RankEnded(1, Exit(143), response=handles)).lines == []
 
 
+def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once():
+    host = running().at(5.0, STOP)
+    after = host.state.phase.deadline + 0.1
+    killed = RankEnded(0, Exit(-9, recorded="x"), response=Disposition.HANDLES)
+    assert host.at(after, killed).lines == [
+        "2 ranks still running at the end of the grace period: killing with SIGKILL."
+    ]
+
+
 def test_a_stop_that_comes_again_is_said():
     """But not the first signal here after another host's: SageMaker signals all."""
     host = running().at(5.0, STOP).at(5.1, Signal(TERM))

@@ -31,6 +31,7 @@ _KINDS = {
     "space": r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
     r"|(?:disk|device) is full|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed"
     r"|iostream error|\d+ requested and \d+ written|[Nn]ot enough (?:free |disk )+space",
+    "files": r"Too many open files(?! in system)",
     # EAGAIN, in the words of Python, C++ and OpenBLAS; ENOMEM, of which shared memory takes a part.
     "processes": r"can't start new thread|Resource temporarily unavailable|pthread_create",
     "allocation": r"Cannot allocate memory",
@@ -98,6 +99,8 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
         notes += _of_volumes(kinds, text, errors)
         if kinds & {"processes", "allocation"}:
             notes += _of_processes()
+        if "files" in kinds:
+            notes.append(f"ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}")
         for variable in sorted(kind for kind in kinds if kind.endswith("_IFNAME")):
             there = ", ".join(name for _, name in _socket.if_nameindex())
             value = os.environ.get(variable)

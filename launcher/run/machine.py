@@ -476,7 +476,8 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
         return _report_failure(state, phase, rank, now)
     if rank.response is None:  # nothing else logs it
         return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
-    if rank.end and not stops.is_end_of_stop(rank.exit_code, number):
+    is_ours = rank.exit_code == -signal.SIGKILL and now >= phase.deadline
+    if rank.end and not (is_ours or stops.is_end_of_stop(rank.exit_code, number)):
         line = ranks.failure(rank, state.job.current_host).headline
         return (Log(f"during the stop: {line}."),)
     return ()
