@@ -316,6 +316,14 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     assert host.out.endswith("a launcher is here\nheard 15\n")
 
 
+def test_a_command_that_starts_launchers_again_and_again_is_stopped_in_the_end(init, stand_in):
+    host = init(f"until {stand_in}; do :; done")
+    host.wait_for("a launcher is here")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == STOPPED, host.log()
+    assert "SIGTERM (signal 15): launchers start again and again; stopping sh.\n" in host.err
+
+
 def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
     """Python takes some 10 ms to end, with its own handlers, after the launcher has ended."""
     late = script(

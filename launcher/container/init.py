@@ -60,6 +60,9 @@ from launcher.text.words import shortened, signal_name
 _TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
 # Seconds for `train` to finish (an upload, for example) if a stop comes after the job's end.
 _FINISH_SECONDS = 10
+# Launchers that may still start after a stop, which ends each at once: those of a script's other
+# steps, not of a loop until one succeeds.
+_MOST_LATE = 20
 _COMMAND = 200  # characters of a command in a message
 
 # How messages describe the end of a last launcher that has written no reason.
@@ -102,6 +105,7 @@ class _Init:
         self.launchers = LauncherRegistry(self._selector, self._joined)
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
+        self._late = 0  # launchers that have started after it
         self._finish_deadline: float | None = None  # `train`: if a stop came after the job's end
 
     def run(self, environ: Mapping[str, str]) -> Result:
@@ -150,6 +154,9 @@ class _Init:
     def _joined(self, pid: int) -> None:
         if self._stop_signal:
             send(pid, self._stop_signal)  # this launcher started after the stop
+            self._late += 1
+            if self._late == _MOST_LATE:
+                self._end_command("launchers start again and again")
 
     def _on_signals(self) -> None:
         self.launchers.accept()  # include a launcher that has just connected
@@ -174,10 +181,10 @@ class _Init:
         else:
             self._end_command()
 
-    def _end_command(self) -> None:
+    def _end_command(self, why: str = "no launcher is running") -> None:
         if self._process.returncode is None:
             number = self._stop_signal
-            log(f"{signal_name(number)}: no launcher is running; stopping {self._command[0]}.")
+            log(f"{signal_name(number)}: {why}; stopping {self._command[0]}.")
             # After SIGINT the toolkit reports success, or continues (retrying.py, in its wait).
             send(self._process.pid, signal.SIGTERM if is_train(self._command) else number)
 
