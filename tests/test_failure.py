@@ -6,7 +6,7 @@ import pytest
 from jobs import job_of
 
 from launcher.result import failure
-from launcher.result.causes import LIMIT, Aside, Cause, broken_hosts, of_rank, of_torchrun
+from launcher.result.causes import LIMIT, Aside, Cause, of_rank, of_torchrun
 from launcher.result.failure import earlier_failure, output_dir, prepare_failure, write_failure
 from launcher.result.raised import Exit, Link, read
 
@@ -138,7 +138,7 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
     end = raised("ValueError", "x" * 900 + "the end", frames, broken="a lost GPU")
     failure = failed(end)
     assert failure.broken == f"{RANK} reports a lost GPU"
-    text = failure._replace(failures=2, no_restart=broken_hosts(failure.broken)).text
+    text = failure._replace(failures=2, no_restart=failure.obstacle).text
     assert LIMIT - 100 < len(text) <= LIMIT
     head, no_restart, details, *shown = text.splitlines()
     assert "xxx ... xxx" in head and head.endswith("the end")

@@ -304,14 +304,15 @@ ENDS = {
 
 @pytest.mark.parametrize(("restarts", "events", "result"), ENDS.values(), ids=ENDS)
 def test_what_a_job_says_that_ends(restarts, events, result):
-    first, alive = ready(max_restarts=restarts), list(HOSTS[1:])
+    first, running = ready(max_restarts=restarts), list(HOSTS[1:])
     for now, host, what in events:
+        if what in (DIED, SURVIVORS):
+            running.remove(host)
         if what == DIED:
-            alive.remove(host)
             first.step(Lost(host, what), now)
         else:
             first.step(what if isinstance(what, StoreMade) else Received(host, what), now)
-    leave = first.clears((*alive, FIRST), first.state.number, 21)
+    leave = first.clears((*running, FIRST), first.state.number, 21)
     assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 

@@ -44,11 +44,12 @@ from typing import Any, Callable
 
 from launcher.job.job import Job
 from launcher.peers import ends, events, messages, saved
+from launcher.peers.messages import Cleared
 from launcher.peers.state import (
-    Blame,
     Clearing,
     Deciding,
     Ended,
+    Failures,
     JobState,
     JobStep,
     Joining,
@@ -67,6 +68,7 @@ _LATE_HOSTS_SECONDS = 3.0
 # For ranks after their grace, and for processes stuck in the kernel; for messages.
 _KILL_SECONDS, _REPLY_SECONDS = 5.0, 5.0
 _LEAVE_SECONDS = 5.0  # for the other hosts to leave
+NOBODY: Mapping[str, Cleared] = {}
 
 
 def begin(job: Job, now: float) -> JobStep:
@@ -113,11 +115,10 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
         grace=max(state.grace, other.grace),
     )
     welcome, more = _send(messages.Welcome(), other.host), tuple[events.Action, ...]()
-    if isinstance(phase, (Clearing, Ended)):
-        result = phase.result if isinstance(phase, Ended) else phase.end.result
-        more = _send(messages.End(state.number, result), other.host)
+    if state.result:
+        more = _send(messages.End(state.number, state.result), other.host)
         if isinstance(phase, Ended):
-            more += _send(messages.Leave(result), other.host)
+            more += _send(messages.Leave(state.result), other.host)
     elif not other.fingerprint:
         state, more = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
@@ -171,7 +172,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     if isinstance(phase, Ended):
         return _leave_here(state, phase)
     assert isinstance(phase, Clearing)  # while ranks run only the watch has times
-    if phase.blame and phase.end.restart:
+    if phase.end.restart:
         return _restart_is_late(state, phase, now)
     return _leave(state, _settled(state, phase) or phase.end.result, now)
 
@@ -218,24 +219,21 @@ def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
 
 def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobStep:
     """Count a failure, `age` seconds old; wait for a better cause, as long as its patience."""
-    phase, at = state.phase, now - age
-    if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.blame):
+    phase, reported = state.phase, ((failure, now - age),)
+    if isinstance(phase, Ended):
         return state, ()
     if isinstance(phase, Clearing):
-        assert phase.blame
-        if not (failure.may_restart or phase.end.restart):
-            return state, ()  # of a launcher, or torchrun: the job ends anyway
+        if not (phase.failures and (failure.may_restart or phase.end.restart)):
+            return state, ()  # the job ends for another reason, or anyway
         if not failure.may_restart and failure.cause <= Cause.HOST_LOST:
             return _end_restart(state, failure, now)  # a lost host, or a launcher's own error
-        return state._replace(phase=phase._replace(blame=phase.blame.noted(failure, at))), ()
-    deadline = now + failure.cause.patience
+        return state._replace(phase=phase._replace(failures=phase.failures + reported)), ()
+    deciding = Deciding(now + failure.cause.patience, reported)
     if isinstance(phase, Deciding):
-        blame, deadline = phase.blame.noted(failure, at), min(phase.deadline, deadline)
-    else:
-        blame = Blame(failure, at).noted(failure, at)
-    deciding = Deciding(deadline, blame)
+        deadline = min(phase.deadline, deciding.deadline)
+        deciding = Deciding(deadline, phase.failures + reported)
     state = state._replace(phase=deciding)
-    if now >= deadline:
+    if now >= deciding.deadline:
         return _after_failure(state, deciding, now)
     return _watched(state, judge.failed(state.watch, failure.headline, now), now)
 
@@ -247,17 +245,17 @@ def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
 
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
-    blame = deciding.blame
-    failure = blame.failure
+    failures = deciding.failures
+    failure, failed_at = _cause(failures)
     wait = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
     if failure.cause in (Cause.TIMED_OUT, Cause.SECONDARY) and not wait:
-        wait = ends.named(state.ends, blame.failed_at, f"rank {failure.rank} failed")
+        wait = ends.named(state.ends, failed_at, f"rank {failure.rank} failed")
     if failure.cause >= Cause.TIMED_OUT:
         failure = failure._replace(reason=wait)
-    blame = blame._replace(failure=failure)
-    result = _verdict(state, blame)
+        failures = ((failure, failed_at), *failures)
+    result = _verdict(state, failures)
     if result:
-        return _end(state, result, now, blame)
+        return _end(state, result, now, failures)
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
@@ -265,19 +263,31 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     if before:
         why += f" (for the {ordinal(before + 1)} time)"
     state = state._replace(failed=(*state.failed, failure.what))
-    return _end(state, SUCCESS, now, blame, f"{why}; restarting all ranks.")
+    return _end(state, SUCCESS, now, failures, f"{why}; restarting all ranks.")
 
 
-def _verdict(state: JobState, blame: Blame) -> Result | None:
+def _cause(failures: Failures) -> tuple[Failure, float]:
+    """Return the best cause; of equally good ones the first."""
+    return min(failures, key=lambda one: one[0].cause)
+
+
+def _verdict(
+    state: JobState, failures: Failures, cleared: Mapping[str, Cleared] = NOBODY
+) -> Result | None:
     """Return how the job ends, by all that is known so far; None: it restarts."""
-    failure, obstacle = blame.failure, blame.no_restart or (state.store.why if state.store else "")
+    cause, _ = _cause(failures)
+    obstacles = [one.obstacle for one, _ in failures]
+    for host, message in cleared.items():
+        if message.survivors:  # they hold a GPU or a port that the next attempt needs
+            obstacles.append(f"{message.survivors} of {host}'s processes survived SIGKILL")
+    obstacle = next(filter(None, (*obstacles, state.store and state.store.why)), "")
     has_restarts = 1 <= state.attempt <= state.job.options.max_restarts
     if has_restarts and not obstacle:
         return None
-    if failure.may_restart:
-        obstacle = obstacle if has_restarts else ""
-        failure = failure._replace(failures=blame.failures, no_restart=obstacle)
-    return failure.result
+    if cause.may_restart:
+        count = sum(one.may_restart and one.cause is Cause.OWN for one, _ in failures)
+        cause = cause._replace(failures=count, no_restart=obstacle if has_restarts else "")
+    return cause.result
 
 
 def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
@@ -288,9 +298,9 @@ def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
     """Stop all hosts, unless a failure that a restart cannot fix came first."""
     phase = state.phase
-    blame = phase.blame if isinstance(phase, (Deciding, Clearing)) else None
+    failures = phase.failures if isinstance(phase, (Deciding, Clearing)) else ()
     is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
-    if is_final or (blame and _verdict(state, blame)):
+    if is_final or (failures and _verdict(state, failures)):
         return state, ()
     return _end(state, causes.stopped(message.number), now)
 
@@ -308,7 +318,7 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
         return state, ()
     state = state._replace(watch=judge.host_succeeded(state.watch, host, message.alone))
     succeeded = [host for host, of_host in state.ends.items() if of_host.are_all]
-    has_failed = isinstance(phase, Deciding) and phase.blame.failure.may_restart  # a rank
+    has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
     if len(succeeded) < len(state.job.cluster.hosts) or has_failed:
         return state, ()
     notes = map(Log, judge.nothing_exchanged(state.watch))
@@ -349,11 +359,11 @@ def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:
 
 
 def _end(
-    state: JobState, result: Result, now: float, blame: Blame | None = None, restart: str = ""
+    state: JobState, result: Result, now: float, failures: Failures = (), restart: str = ""
 ) -> JobStep:
     """Command all hosts to end their ranks, for a result or a restart; `restart` says why."""
     end = messages.End(state.number + 1, result, restart)
-    clearing = Clearing(end, now + _bound(state, is_restart=bool(restart)), blame)
+    clearing = Clearing(end, now + _bound(state, is_restart=bool(restart)), failures)
     return _command_all(state._replace(phase=clearing, number=end.number), end)
 
 
@@ -372,10 +382,6 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
     if message.number != state.number or not isinstance(phase, Clearing):
         return state, ()
     phase = phase._replace(cleared={**phase.cleared, host: message})
-    if message.survivors and phase.blame:  # they hold a GPU or a port that the next attempt needs
-        why = f"{message.survivors} of {host}'s processes survived SIGKILL"
-        why = phase.blame.no_restart or why
-        phase = phase._replace(blame=phase.blame._replace(no_restart=why))
     return _if_cleared(state._replace(phase=phase), now)
 
 
@@ -401,7 +407,9 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
 
 def _settled(state: JobState, clearing: Clearing) -> Result | None:
     """Return how the job ends, once nothing can change it any more; None: it restarts."""
-    return _verdict(state, clearing.blame) if clearing.blame else clearing.end.result
+    if not clearing.failures:
+        return clearing.end.result
+    return _verdict(state, clearing.failures, clearing.cleared)
 
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:

@@ -9,7 +9,7 @@ from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
 from launcher.peers.messages import Cleared, End, Hello
-from launcher.result.causes import Cause, Failure, Result, broken_hosts
+from launcher.result.causes import Failure, Result
 from launcher.watch import judge
 
 
@@ -24,44 +24,27 @@ class Running(NamedTuple):
     """All hosts have joined and run an attempt."""
 
 
-class Blame(NamedTuple):
-    """Why an attempt fails: the best cause so far, and what prevents a restart."""
-
-    failure: Failure
-    failed_at: float  # when that cause occurred
-    failures: int = 0  # of ranks, for reasons of their own
-    no_restart: str = ""  # in words
-
-    def noted(self, failure: Failure, at: float) -> Blame:
-        """Return this with one more failure; of two equally good causes the first counts."""
-        blame = self
-        if failure.cause < blame.failure.cause:
-            blame = blame._replace(failure=failure, failed_at=at)
-        why = "" if failure.may_restart else failure.headline
-        why = broken_hosts(failure.broken) if failure.broken else why
-        return blame._replace(
-            failures=blame.failures + (failure.may_restart and failure.cause is Cause.OWN),
-            no_restart=blame.no_restart or why,
-        )
+# Why an attempt fails: what was reported, in order, each with the time when it occurred.
+Failures = tuple[tuple[Failure, float], ...]
 
 
 class Deciding(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline."""
 
     deadline: float
-    blame: Blame
+    failures: Failures
 
 
 class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
     Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
-    there is a `blame`, it decides, and not its copy in the End.
+    there are `failures`, they decide then; the End's result is what they were worth before.
     """
 
     end: End
     deadline: float
-    blame: Blame | None = None
+    failures: Failures = ()
     cleared: Mapping[str, Cleared] = {}  # by host
 
 

@@ -158,6 +158,14 @@ class Failure(NamedTuple):
         return Result(failure_code(self.exit_code), self.text)
 
     @property
+    def obstacle(self) -> str:
+        """Why no restart can follow, "" if one may."""
+        if self.broken:
+            broken = shortened(self.broken, 250)
+            return f"{broken}; SageMaker checks and replaces the hosts of a failed job"
+        return "" if self.may_restart else self.headline
+
+    @property
     def headline(self) -> str:
         """The first line of the text."""
         return self.text.partition("\n")[0]
@@ -367,8 +375,3 @@ def of_launcher(host: str, error: Exception) -> Failure:
 def change_port(seen: str) -> str:
     """Return a problem with the launchers' port, with its fix."""
     return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
-
-
-def broken_hosts(broken: str) -> str:
-    """Return why broken hardware prevents a restart."""
-    return f"{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a failed job"

@@ -155,7 +155,7 @@ class Watch:
             of_host = not message.failure.may_restart
             crosses = of_host and (message.attempt, before.attempt) == (0, 1)
             # Once all hosts end ranks for a failure only another one of a rank may replace it.
-            counts = is_open or (getattr(before.phase, "blame", None) and not of_host)
+            counts = is_open or (getattr(before.phase, "failures", ()) and not of_host)
             if counts and (message.attempt == before.attempt or crosses):
                 failed = ReportedFailure(now, before.attempt, message.failure, message.age)
                 self.failures.append(failed)
