@@ -60,7 +60,7 @@ PICTURES = {
             Arrow(START, "Joining"),
             Arrow("Joining", "Running", ("Start",), at=(-30, 0)),
             Arrow("Joining", "Ending", ("End",), 88, at=(4, 0)),
-            Arrow("Running", "Ending", ("Signal", "End"), -14, at=(34, 0)),
+            Arrow("Running", "Ending", ("Stop", "End"), -14, at=(34, 0)),
             Arrow("Ending", "Running", ("Start",), -14, at=(-30, 0)),
             Arrow("Ending", "Leaving", ("Leave",), at=(26, 0)),
             Arrow("Leaving", "Done", ("NothingLeft",), at=(42, 0)),

@@ -5,6 +5,7 @@ What follows from two things at once, and for several hosts, is the simulator's 
 
 import math
 import signal
+from typing import get_args
 
 import pytest
 from jobs import job_of
@@ -13,7 +14,9 @@ from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
+    FromMember,
     Start,
+    Stop,
     Succeeded,
 )
 from launcher.result.causes import SUCCESS, Cause, Result, stopped
@@ -27,9 +30,7 @@ from launcher.run.events import (
     RankEnded,
     RankExits,
     RankRuns,
-    Report,
     ScriptEnded,
-    Signal,
     ThreadRaised,
     Time,
     TorchrunEnded,
@@ -73,7 +74,7 @@ class Host:
 
     @property
     def told(self):
-        return [one.message for one in self.done if isinstance(one, Report)]
+        return [one for one in self.done if isinstance(one, get_args(FromMember))]
 
 
 def running(**options):
@@ -81,10 +82,6 @@ def running(**options):
     host = Host(*STARTED, **options)
     assert machine.due(host.state) == math.inf
     return host
-
-
-def kinds(actions):
-    return [one.message if isinstance(one, Report) else type(one) for one in actions]
 
 
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
@@ -161,18 +158,15 @@ def test_no_rank_is_told_twice():
 
 
 def test_where_ranks_are_is_logged_before_they_are_killed():
-    host = running().at(5.0, FAILURE, RankEnded(0, Exit(0)))
-    assert kinds(host.due(13.0).done) == [LogPlaces]
-    assert host.due(14.9).lines[0].startswith("1 rank still running at the end")
-
-
-@pytest.mark.parametrize("code", [-signal.SIGKILL, 0])
-def test_a_kill_is_said_though_its_rank_has_ended_by_then(code):
-    """On a busy host; but not of a rank that ended by itself in time."""
-    host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, Exit(0)))
-    host.at(18.1, RankEnded(0, Exit(code)))
-    is_killed = code < 0
-    assert sum("(--launcher-failure-grace sets" in line for line in host.lines) == is_killed
+    host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, Exit(0))).due(16.0)
+    assert host.done == [LogPlaces()]
+    assert host.lines == [
+        "rank 0 has failed but is still running: SIGKILL follows in 2 s "
+        "(--launcher-failure-grace sets this delay)."
+    ]
+    host = running().at(5.0, FAILURE, RankEnded(0, Exit(0))).due(13.0)
+    says = "1 rank still running at the end of the grace period: SIGKILL follows in 2 s."
+    assert host.done == [LogPlaces()] and host.lines == [says]
 
 
 KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
@@ -194,7 +188,7 @@ KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (
     ],
 )
 def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said):
-    host = running(max_restarts=1).at(5.0, *ends).at(5.1, Signal(TERM))
+    host = running(max_restarts=1).at(5.0, *ends).at(5.1, Stop(TERM))
     assert host.lines[0].startswith("SIGTERM (signal 15): stopping; ")
     assert host.lines[1:] == said
 
@@ -217,9 +211,9 @@ def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once():
 
 def test_a_stop_that_comes_again_is_said():
     """But not the first signal here after another host's: SageMaker signals all."""
-    host = running().at(5.0, STOP).at(5.1, Signal(TERM))
+    host = running().at(5.0, STOP).at(5.1, Stop(TERM))
     assert host.lines == []
-    assert "the ranks are already stopping" in host.at(6.0, Signal(TERM)).lines[0]
+    assert "the ranks are already stopping" in host.at(6.0, Stop(TERM)).lines[0]
 
 
 HANDLES, DEFAULT = Disposition.HANDLES, Disposition.DEFAULT

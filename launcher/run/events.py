@@ -1,7 +1,9 @@
 """Events of this host's ranks and its torchrun, and the actions that follow.
 
-Events come from the loop, which carries out the actions; the coordinator's commands (Start, End,
-Leave of peers/messages.py) are events, too. Ranks have their global numbers.
+Events come from the loop, which carries out the actions. Messages between hosts (peers/messages.py)
+are events, too: the coordinator's commands Start, End and Leave, and what happens to this host as a
+whole, Stop and Failed. And they are actions: reports to the coordinator. Ranks have their global
+numbers.
 """
 
 from __future__ import annotations
@@ -11,23 +13,9 @@ from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
 from launcher.peers.events import Time as Time
-from launcher.peers.messages import FromMember
-from launcher.result.causes import Failure
 from launcher.result.raised import Exit
 
 # Events.
-
-
-class CannotStart(NamedTuple):
-    """This host cannot start its torchrun."""
-
-    failure: Failure
-
-
-class Signal(NamedTuple):
-    """The launcher got a signal that stops a job."""
-
-    number: int
 
 
 class TorchrunEnded(NamedTuple):
@@ -115,12 +103,6 @@ class KeeperCleared(NamedTuple):
 
 
 # Actions.
-
-
-class Report(NamedTuple):
-    """Report to the coordinator, which may be here."""
-
-    message: FromMember
 
 
 class StartTorchrun(NamedTuple):

@@ -43,15 +43,6 @@ from launcher.run import events, ranks, stops, summary
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
 from launcher.run.state import (
-    CONFIRM_FAILURE_SECONDS,
-    GONE_SECONDS,
-    INTERRUPTS_TO_KILL,
-    INTERRUPTS_WITHIN_SECONDS,
-    LAST_INTERRUPT,
-    PLACES_SECONDS,
-    SAYS_SECONDS,
-    STUB_SECONDS,
-    TORCHRUN_SECONDS,
     Done,
     Ending,
     Joining,
@@ -66,6 +57,14 @@ from launcher.run.state import (
 from launcher.text.notes import Note
 from launcher.text.words import Log, plural, signal_name
 
+# All in seconds.
+CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
+WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill
+STUB_SECONDS = 10.0  # for torchrun to end after a stub was killed
+TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
+GONE_SECONDS = 5.0  # for killed processes to be gone
+INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
+LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
 LOCAL = -1  # number of an Ending that the coordinator has not commanded
 
 
@@ -81,7 +80,7 @@ def due(state: State) -> float:
         _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
         return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
-        return min(phase.places_at, phase.says_at, phase.leave_by)
+        return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
 
 
@@ -191,13 +190,12 @@ def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
 # Signals, and a host that cannot start.
 
 
-def cannot_start(state: State, event: events.CannotStart, now: float) -> Step:
+def cannot_start(state: State, event: Failed, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    state = state._replace(failure=event.failure, torchrun_runs=False)
-    return state, _failed(state, event.failure)
+    return state._replace(torchrun_runs=False), (event.failure.note, event)
 
 
-def signalled(state: State, event: events.Signal, now: float) -> Step:
+def signalled(state: State, event: Stop, now: float) -> Step:
     """Report a stop; begin it if ranks run: each gets the signal once, and its grace to save.
 
     After a failure the coordinator decides which of the two counts.
@@ -209,14 +207,13 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
         if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
     is_first, state = not state.was_signalled, state._replace(was_signalled=True)
-    report = events.Report(Stop(number))
     if isinstance(phase, Joining):
-        return state, (Note("stop", cause=name), report)
+        return state, (Note("stop", cause=name), event)
     if _goes_on(phase):
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
-        return state, (report, *actions)
+        return state, (event, *actions)
     if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the one that another host reported.
@@ -251,10 +248,8 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
         deadline = max(deadline, phase.deadline)
     ending = Ending(why, command, deadline, frozenset(state.ranks), number)
     if state.alive and why is not Why.SUCCESS:
-        places_at = deadline - min(PLACES_SECONDS, grace / 2)
         # Before keepers kill the ranks: afterwards nobody knows where they were.
-        says_at = deadline - min(SAYS_SECONDS, grace / 4)
-        ending = ending._replace(places_at=places_at, says_at=says_at)
+        ending = ending._replace(warn_at=deadline - min(WARN_SECONDS, grace / 2))
     said: Actions = ()
     if why is Why.STOP:
         said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
@@ -283,7 +278,7 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL:
         return state, before
-    done = (*before, events.Report(_cleared(state, phase)))
+    done = (*before, _cleared(state, phase))
     if not (phase.leave_by < math.inf and state.result):
         return state, done
     state, actions = left(state, Leave(state.result), now)
@@ -315,7 +310,7 @@ def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     lines: Actions = ()
     if not phase.open:
         state = state._replace(times=state.times._replace(ended=now))
-        phase = phase._replace(places_at=math.inf, says_at=math.inf)
+        phase = phase._replace(warn_at=math.inf)
         if survivors:
             held = plural(survivors, "process", "es")
             line = f"{held} of the job survived SIGKILL for 5 s (stuck in the kernel)"
@@ -377,21 +372,19 @@ def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note a rank's event; its failure may count, or its success may complete this host's."""
-    said: Actions = ()
-    if isinstance(event, events.RankEnded) and event.end.exit_code == -signal.SIGKILL:
-        state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank, phase = state.ranks.get(event.rank), state.phase
     if rank is None:
-        return state, said
+        return state, ()
     notes = _notes_of_end(phase, rank) if isinstance(event, events.RankEnded) else ()
     if isinstance(phase, Ending) and notes:
-        return state, (*said, *_ended_while_ending(state, phase, rank, now), *notes)
+        return state, (*_ended_while_ending(state, phase, rank, now), *notes)
     if not isinstance(phase, Running):
-        return state, (*said, *notes)
+        return state, notes
+    said: Actions = ()
     if state.has_succeeded or (rank.exit_code == 0 and not had_succeeded):
-        said += _report_successes(state, now)
+        said = _report_successes(state, now)
     state, counted = _count(state, now)
     return state, (*said, *counted, *notes)
 
@@ -411,8 +404,7 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
 def _report_successes(state: State, now: float) -> Actions:
     """Report which ranks have ended with 0: that may break a collective of other ranks."""
     age, are_all = now - state.times.attempt, state.has_succeeded
-    succeeded = ranks.succeeded(state.ranks, state.attempt, age, are_all=are_all)
-    return tuple(map(events.Report, succeeded))
+    return ranks.succeeded(state.ranks, state.attempt, age, are_all=are_all)
 
 
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -430,7 +422,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
 
 def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
-    return failure.note, events.Report(Failed(state.attempt, failure, round(age, 3)))
+    return failure.note, Failed(state.attempt, failure, round(age, 3))
 
 
 def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:
@@ -521,21 +513,13 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
         return state, lines + actions
     if not isinstance(phase, Ending):
         return state, ()
-    if now >= phase.places_at:
-        return state._replace(phase=phase._replace(places_at=math.inf)), (events.LogPlaces(),)
     if now >= phase.leave_by:
         assert state.result
         return left(state, Leave(state.result), now)  # a keeper is stuck
-    return _say_why_killed(state, now)
-
-
-def _say_why_killed(state: State, now: float) -> Step:
-    """Log why ranks are killed, once, if it is time."""
-    phase = state.phase
-    if not isinstance(phase, Ending) or now < phase.says_at:
+    if now < phase.warn_at:
         return state, ()
-    state = state._replace(phase=phase._replace(says_at=math.inf))
-    return state, tuple(map(Log, summary.why_killed(state)))
+    said = map(Log, summary.still_running(state, phase.deadline - phase.warn_at))
+    return state._replace(phase=phase._replace(warn_at=math.inf)), (*said, events.LogPlaces())
 
 
 # The function for each event; each branches on the phase.
@@ -543,8 +527,8 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Start: started,
     End: ended,
     Leave: left,
-    events.CannotStart: cannot_start,
-    events.Signal: signalled,
+    Failed: cannot_start,
+    Stop: signalled,
     events.KeeperJoined: keeper_joined,
     events.KeeperLost: keeper_lost,
     events.KeeperCleared: cleared,

@@ -15,16 +15,6 @@ from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
 
-# All in seconds.
-CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
-PLACES_SECONDS = 2.0  # for ranks to report where they are, before they are killed
-SAYS_SECONDS = 0.1  # between the log line and the kill of ranks
-STUB_SECONDS = 10.0  # for torchrun to end after a stub was killed
-TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
-GONE_SECONDS = 5.0  # for killed processes to be gone
-INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
-LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
-
 
 class Why(enum.Enum):
     """Why ranks are ended."""
@@ -65,8 +55,7 @@ class Ending(NamedTuple):
     open: frozenset[int]
     number: int = signal.SIGTERM  # of the signal that ranks get
     survivors: int = 0
-    places_at: float = math.inf  # when ranks are asked where they are
-    says_at: float = math.inf  # when to log that they are killed
+    warn_at: float = math.inf  # when to log which ranks still run, and where they are
     leave_by: float = math.inf  # if the others have left without this host: it leaves when clear
 
 
@@ -110,7 +99,7 @@ class State(NamedTuple):
     torchrun_runs: bool = False
     interrupts: tuple[float, ...] = ()  # when SIGINT came
     was_signalled: bool = False  # this host itself got a stop, not only another host
-    failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
+    failure: Failure | None = None  # of the program that runs torchrun
     result: Result | None = None  # how all hosts end
     cause: str = ""  # that has been logged
 

@@ -28,21 +28,17 @@ def stopping(state: State, number: int) -> list[str]:
     return [line, *stops.failed_before(state.ranks.values(), number, host)]
 
 
-def why_killed(state: State) -> list[str]:
-    """Return why ranks are killed."""
-    lines = []
+def still_running(state: State, seconds: float) -> list[str]:
+    """Return the lines about the ranks that run `seconds` before they are killed."""
+    lines, then = [], f"SIGKILL follows in {seconds:g} s"
     failed = [rank for rank in state.alive if rank.end and rank.counts]
     for rank in failed:
-        grace = f"{state.grace(Why.FAILURE):g}"
-        lines.append(
-            f"rank {rank.rank} has failed but is still running {grace} s later: killing it "
-            "with SIGKILL (--launcher-failure-grace sets this delay)."
-        )
+        how = "(--launcher-failure-grace sets this delay)"
+        lines.append(f"rank {rank.rank} has failed but is still running: {then} {how}.")
     others = len(state.alive) - len(failed)
     if others:
         lines.append(
-            f"{plural(others, 'rank')} still running at the end of the grace period: "
-            "killing with SIGKILL."
+            f"{plural(others, 'rank')} still running at the end of the grace period: {then}."
         )
     return lines
 

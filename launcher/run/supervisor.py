@@ -35,7 +35,7 @@ from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
-from launcher.peers.messages import Cleared, FromMember, Start
+from launcher.peers.messages import Cleared, Failed, FromMember, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, summary
 from launcher.run.keepers import Keepers
@@ -237,7 +237,7 @@ class Supervisor(Stepping):
             failure = of_error(error, job.current_host if job.members else "")
         else:
             failure = self._own_failure(error)
-        self.happens(events.CannotStart(failure))
+        self.happens(Failed(self.state.attempt, failure))
 
     # What happens.
 
@@ -276,7 +276,7 @@ class Supervisor(Stepping):
         while self._signals:
             number = self._signals.popleft()
             if number in STOPS:
-                self.happens(events.Signal(number))
+                self.happens(Stop(number))
             else:
                 self._system.log(left_alone(number))
 
@@ -287,8 +287,6 @@ class Supervisor(Stepping):
             self._system.log(action.line)
         elif isinstance(action, Note):
             self._note(action)
-        elif isinstance(action, events.Report):
-            self._report(action.message)
         elif isinstance(action, events.StartTorchrun):
             try:
                 self._start_torchrun()
@@ -305,9 +303,10 @@ class Supervisor(Stepping):
             self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, events.LogPlaces):
             self._request_stacks(_PLACES, may_signal=True)
-        else:
-            assert isinstance(action, events.KillTorchrun)
+        elif isinstance(action, events.KillTorchrun):
             self._kill_torchrun()
+        else:
+            self._report(action)
 
     def _note(self, note: Note) -> None:
         self._journal.note(note, self.state.attempt, self._system.now())

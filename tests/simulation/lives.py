@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.peers.messages import Stop
 from launcher.run import events
 
 # What of an event is the same in both.
@@ -20,7 +21,7 @@ FIELDS: dict[type, tuple[str, ...]] = {
     events.RankEnded: ("response",),
     events.KeeperCleared: ("number", "survivors"),
     events.KeeperLost: ("is_gone",),
-    events.Signal: ("number",),
+    Stop: ("number",),
     events.TorchrunEnded: (),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from launcher.peers import link
 from launcher.result.causes import NO_RESTART, Result
-from launcher.run.state import GONE_SECONDS, TORCHRUN_SECONDS
+from launcher.run.machine import GONE_SECONDS, TORCHRUN_SECONDS
 from simulation import faults, promises_of_ranks
 from simulation.facts import (
     broken,
