@@ -124,6 +124,12 @@ SENTENCES = [
         "in 61 | in 61 | in 61 | at 61",
         "3 ranks of 4 are in all_reduce #61 of the default group, which has not completed",
     ),
+    # Of other sizes: it has completed for rank 1.
+    (
+        "in 61 | in 62 | in 61 | in 61",
+        "rank 1 is in all_reduce #62 (4 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
+        "default group, which have not completed",
+    ),
     # A rank that has gone on to the next one, while another is in this one and a third in none.
     ("in 61 | in 62 | at 61 | at 62", "rank 2 (local rank 0) is absent from all_reduce #62"),
     # Those ahead may be so by different numbers: they do not wait for the GPU after each.

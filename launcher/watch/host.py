@@ -43,7 +43,6 @@ class _Rank:
         self.known, self.replied_at, self.poll = known, now, 0
         self.is_connected: bool | None = None  # None: not yet
         self.has_failed = False  # at the place in `known`
-        self.error = ""  # why it cannot report its progress
         self.signal = 0  # at which it writes where it is; 0: no signal
         self.threads: tuple[stacks.Thread, ...] = ()  # at its last reply
         self.written: list[str] = []  # by faulthandler
@@ -99,7 +98,7 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
         self._reported: Any = ((), 0)  # last, without times
-        self._has_no_room = False  # for the ranks' groups in a message
+        self.error = ""  # why a rank cannot report its progress, "" if all can
         # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
         self._wanted: list[int] = []
         self._may_signal, self._signal_at = False, math.inf
@@ -134,7 +133,8 @@ class Watch:
             return  # it is too late
         rank.replied_at, rank.poll = now, self._polls
         rank.signal = int(fields.get("signal", rank.signal))
-        rank.error = printable(str(fields.get("error", "")))
+        if why := printable(str(fields.get("error", ""))):
+            self.error = self.error or f"the progress of rank {rank.known.rank} is unknown: {why}."
         rank.threads, rank.written = stacks.threads_of(fields.get("threads", ())), []
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
@@ -254,8 +254,8 @@ class Watch:
             if known and (wanted or known.unchanged >= self._reported_from):
                 found[pid] = known
         size = len(json.dumps(wire.written(tuple(found.values()))))
-        self._has_no_room = size > _REPORT_BYTES
-        if self._has_no_room:
+        if size > _REPORT_BYTES:
+            self.error = "the progress of this host's ranks does not fit into a message."
             found, size = {}, 0
         running = [pid for pid, code in ranks.items() if code is None]
         idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
@@ -272,16 +272,6 @@ class Watch:
             (self._ranks[pid].known.rank, self.text(pid, state_of(pid), room)) for pid in running
         ]
         return [report._replace(number=number, stacks=tuple(texts)) for number in wanted]
-
-    @property
-    def error(self) -> str:
-        """Why a rank cannot report its progress, "" if all can."""
-        if self._has_no_room:
-            return "the progress of this host's ranks does not fit into a message."
-        for rank in self._ranks.values():
-            if rank.error:
-                return f"the progress of rank {rank.known.rank} is unknown: {rank.error}."
-        return ""
 
     # Where ranks are.
 

@@ -141,7 +141,8 @@ class Replier:
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             if _MODULE in sys.modules:
-                making, note = self._meeting(_raised_in(error))
+                raised = _chain(error.__traceback__, "tb_next")
+                making, note = self._meeting([one.tb_frame for one in raised[::-1]])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
                 found["groups"] = [*making, *groups_now(has_failed=not making)][:_MOST_GROUPS]
@@ -292,22 +293,18 @@ def _is_torch_at_work() -> bool:
     return False
 
 
+def _chain(first: Any, following: str) -> list[Any]:
+    """Return an object, and those that its attribute leads to."""
+    found = []
+    while first is not None:
+        found.append(first)
+        first = getattr(first, following)
+    return found
+
+
 def _outward(frame: Any) -> list[Any]:
     """Return a frame and its callers, the innermost first."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _raised_in(error: BaseException) -> list[Any]:
-    """Return the frames of an exception, the innermost first."""
-    trace, frames = error.__traceback__, list[Any]()
-    while trace is not None:
-        frames.insert(0, trace.tb_frame)
-        trace = trace.tb_next
-    return frames
+    return _chain(frame, "f_back")
 
 
 def elsewhere(given: Mapping[str, str], arguments: Mapping[str, Any]) -> str:

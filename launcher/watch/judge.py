@@ -56,11 +56,6 @@ class Stalls(NamedTuple):
     alone: Mapping[str, int] = {}  # how many ranks of a host have succeeded, if each worked alone
     gathering: Gathering = Gathering()
 
-    @property
-    def patience(self) -> float:
-        """The age of a stall when it is first logged."""
-        return min(self.options.hang_notify, self.options.hang_timeout)
-
     def over_at(self, since: float) -> float:
         """When a stall from then on has surely lasted for the time-out: after two polls."""
         return since + self.options.hang_timeout + 2 * self.options.watch + _REPORT_SECONDS
@@ -281,6 +276,7 @@ def _followed(stall: Stall, state: Stalls) -> Stall:
     """Return a stall with what is logged of it; it may continue several earlier ones."""
     earlier = [one for one in state.stalls if _continues(stall, one)]
     since = min((stall.since, *(one.since for one in earlier)))
-    notice_at = min((one.notice_at for one in earlier), default=since + state.patience)
+    patience = min(state.options.hang_notify, state.options.hang_timeout)
+    notice_at = min((one.notice_at for one in earlier), default=since + patience)
     logged = next((one.logged for one in earlier if one.logged), "")
     return stall._replace(since=since, notice_at=notice_at, logged=logged)

@@ -106,20 +106,26 @@ def _incomplete(stall: Stall) -> str:
 
 
 def different_calls(stall: Stall) -> str:
-    """Return who is in which operation, with its size if sizes must agree; "" if all are in one."""
-    wait, calls = stall.waits[0], dict[str, list[int]]()
+    """Return who is in which operation, with its size if sizes must agree; "" if all are in one.
+
+    If one that waits for a collective is already in the next, the first may differ in its size.
+    """
+    wait, calls, numbers = stall.waits[0], dict[str, list[int]](), set[int]()
     for rank in wait.waiting:
         for view in stall.ranks[rank].state.groups:
-            if (view.key, view.waits) == (wait.group.key, wait.group.waits):
+            if view.key == wait.group.key and view.waits and not view.is_counted:
                 size = f" ({view.size})" if view.size and view.op in _SAME_SIZE else ""
                 calls.setdefault(f"{view.op} #{view.waits}{size}", []).append(rank)
+                numbers.add(view.waits)
     parts = []
     for call, those in sorted(calls.items(), key=lambda one: (len(one[1]), one[1])):
         who = f"rank {those[0]} is" if len(those) == 1 else f"{len(those)} ranks are"
         parts.append(f"{who} in {call}")
+    why = ": all ranks must make the same call"
+    if len(numbers) > 1:
+        why = ", which have not completed"
     some = ", ".join(parts[:_MOST_NAMED])
-    same = "all ranks must make the same call"
-    return f"{some} of {_name(wait.group)}: {same}" if len(parts) > 1 else ""
+    return f"{some} of {_name(wait.group)}{why}" if len(parts) > 1 else ""
 
 
 def _circle(stall: Stall) -> str:
