@@ -72,6 +72,7 @@ class Script:
     """The script of one attempt: its process, its connection to us, and its output."""
 
     pid = group = 0  # of its process, while it runs; its process group, even later
+    code = 126  # its exit code, once it has ended
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
     says: Link | None = None
@@ -105,12 +106,21 @@ class Script:
                 writers.append(stream.writer)
         return [*writers, its.detach()]
 
-    def ended(self, code: int) -> dict[str, Any]:
+    @property
+    def died_of_a_stop(self) -> bool:
+        """Whether a stop has ended it before it could save: a child of it may be able to.
+
+        Python's own handler of SIGINT saves nothing.
+        """
+        saves = self.response == "handles" and self.signal != signal.SIGINT
+        return not (self.pid or saves) and self.code in (-self.signal, -signal.SIGTERM)
+
+    def ended(self) -> dict[str, Any]:
         """Return the message about its end, once all of its output is read."""
         latest = sorted(self.streams, key=lambda stream: stream.read_at)
         tail = "".join(stream.tail.decode(errors="replace") for stream in latest)
-        clues = {} if self.signal or not code else _clues(code, tail)
-        return {"code": code, "response": self.response, **clues}
+        clues = {} if self.signal or not self.code else _clues(self.code, tail)
+        return {"code": self.code, "response": self.response, **clues}
 
     def close(self) -> None:
         """Close all of its files."""
@@ -140,11 +150,10 @@ class Keeper:
         os.close(run_dir)
         self._launcher = Link(connection)
         self._script = Script()
-        # The current end.
+        self._has_children = False  # until waitpid says that nothing is left
+        # The current end; when its next step, and its SIGKILL, are due.
         self._steps: Iterator[float] | None = None
-        self._due = self._deadline = NEVER  # of its next step; of its SIGKILL
-        self._number, self._waits = 0, False
-        self._signalled: set[int] = set()
+        self._due = self._deadline = NEVER
         self._prepare()
         # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
         folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
@@ -189,10 +198,9 @@ class Keeper:
                 self._launcher.send({"lost": "its process below torchrun"})
             self._launcher.flush()
             self._take()
-            self._reap()
             if self._launcher.is_gone and not self._steps:
                 self._end(0, signal.SIGTERM, self._script.grace)
-            if self._steps and time.monotonic() >= self._due:
+            if (self._reap() or time.monotonic() >= self._due) and self._steps:
                 self._due = next(self._steps, NEVER)
 
     def _wait(self) -> set[int]:
@@ -259,7 +267,7 @@ class Keeper:
         except OSError as error:  # too many processes or open files
             why = f"({error.strerror}); raise ulimit -u, or ulimit -n"
             self._log(f"{self._name} cannot be started {why}.")
-            self._launcher.send({"ended": script.ended(126)})
+            self._launcher.send({"ended": script.ended()})
             script.close()  # nobody is there who could say anything
             self._script = Script(grace)
             return
@@ -269,6 +277,7 @@ class Keeper:
             raise Forked({name: text for name, text in all_of_it.items() if text is not None}, says)
         for descriptor in (says, *(stream.writer for stream in script.streams)):
             os.close(descriptor)
+        self._has_children = True
         self._launcher.send({"runs": {"pid": script.pid}})
 
     def _fork(self, stdout: int, stderr: int, ignored: list[int]) -> int:
@@ -307,31 +316,73 @@ class Keeper:
         `waits`: a stop, which gives leftovers until near the deadline. The deadline of an end that
         is under way can only become later, except for an end that is `at_once`.
         """
-        now, script = time.monotonic(), self._script
+        now = time.monotonic()
         deadline = now if at_once else now + grace
         if self._steps and not at_once:
             deadline = max(deadline, self._deadline)
-        self._number, self._waits, self._deadline, self._signalled = number, waits, deadline, set()
-        # Otherwise a moment later: multiprocessing's helpers end by themselves.
+        # If it is no stop, a moment later: multiprocessing's helpers end by themselves.
         before = min(_LEFTOVERS_SECONDS, grace / 4)
-        self._steps = self._steps_to(deadline - before if waits else now + _AGAIN_SECONDS)
-        self._due = now
+        leftovers_at = deadline - before if waits else now + _AGAIN_SECONDS
+        self._deadline = deadline
+        self._steps = self._ending(number, signal, waits, leftovers_at)
+        self._due = next(self._steps, NEVER)
+
+    def _ending(self, number: int, stop: int, waits: bool, leftovers_at: float) -> Iterator[float]:
+        """End the rank in steps; yield when the next one is due, if no process ends before.
+
+        Until its end only the script is waited for. Its leftovers are logged, and from
+        `leftovers_at` on each of them gets SIGTERM. At the deadline all are killed, repeatedly.
+        """
+        script, deadline, signalled = self._script, self._deadline, set[int]()
+        did_run = script.pid
         # A script that has reported its end may finish it, except at a stop.
         if script.pid and not script.signal and (waits or not script.has_said_end):
-            script.signal, script.response = signal, response(script.pid, signal)
-            send(script.pid, signal)
-            if waits and script.response == "ignores" and signal in _IGNORED_BY_SYSTEM:
+            script.signal, script.response = stop, response(script.pid, stop)
+            send(script.pid, stop)
+            if waits and script.response == "ignores" and stop in _IGNORED_BY_SYSTEM:
                 self._signal_group()
+        while script.pid and time.monotonic() < deadline:
+            yield deadline
+        if did_run and waits and script.died_of_a_stop:
+            signalled = self._signal_group()
+        has_told = False
+        while self._has_children and (now := time.monotonic()) < deadline:
+            pids = {*below(os.getpid())} - signalled
+            if now >= leftovers_at:
+                signalled |= pids
+                for pid in pids:
+                    self._log(f"stopping process {pid}, which {self._name} left running.")
+                    send(pid, signal.SIGTERM)
+            elif pids and waits and not has_told:
+                has_told = True
+                count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
+                self._log(f"{count}; any that remain will be killed in {deadline - now:.0f} s.")
+            yield leftovers_at if now < leftovers_at else min(now + _AGAIN_SECONDS, deadline)
+        stuck_at = time.monotonic() + _STUCK_SECONDS
+        while self._has_children and (now := time.monotonic()) < stuck_at:
+            for pid in below(os.getpid()):
+                send(pid, signal.SIGKILL)
+            yield now + _AGAIN_SECONDS
+        # A debugger may hold a process that has ended.
+        survivors = (len(below(os.getpid())) or 1) if self._has_children else 0
+        self._finish_streams()
+        self._steps = None
+        self._launcher.send({"cleared": {"number": number, "survivors": survivors}})
+        if self._launcher.is_gone:
+            import shutil  # takes long
 
-    def _signal_group(self) -> None:
-        """Send the stop to the script's children in its process group."""
-        script = self._script
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._leave(1)
+
+    def _signal_group(self) -> set[int]:
+        """Send the stop to the script's children in its group; return who has had SIGTERM."""
+        script, found = self._script, set[int]()
         for pid in below(os.getpid()):
             with suppress(OSError):
                 if pid != script.pid and os.getpgid(pid) == script.group:
                     os.kill(pid, script.signal)
-                    if script.signal == signal.SIGTERM:  # SIGTERM is sent once
-                        self._signalled.add(pid)
+                    found.add(pid)
+        return found if script.signal == signal.SIGTERM else set()
 
     def _leave(self, code: int) -> NoReturn:
         """Exit, and have the stub exit with a code."""
@@ -340,50 +391,6 @@ class Keeper:
         with suppress(OSError):  # torchrun has killed it
             os.write(self._stub, bytes([code]))
         os._exit(0)
-
-    # The way of an end, unless nothing is left before.
-
-    def _steps_to(self, leftovers_at: float) -> Iterator[float]:
-        """End the rank in steps; yield when the next one is due if the script does not end before.
-
-        Until its end only the script is waited for. Its leftovers are logged, and from
-        `leftovers_at` on each of them gets SIGTERM. At the deadline all are killed, repeatedly.
-        """
-        while self._script.pid and time.monotonic() < self._deadline:
-            yield self._deadline
-        has_told = False
-        while (now := time.monotonic()) < self._deadline:
-            pids = [pid for pid in below(os.getpid()) if pid not in self._signalled]
-            if now >= leftovers_at:
-                self._signalled.update(pids)
-                for pid in pids:
-                    self._log(f"stopping process {pid}, which {self._name} left running.")
-                    send(pid, signal.SIGTERM)
-            elif pids and self._waits and not has_told:
-                has_told = True
-                count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
-                until = f"{self._deadline - now:.0f} s"
-                self._log(f"{count}; any that remain will be killed in {until}.")
-            again_at = leftovers_at if now < leftovers_at else now + _AGAIN_SECONDS
-            yield min(again_at, self._deadline)
-        stuck_at = now + _STUCK_SECONDS
-        while now < stuck_at:
-            for pid in below(os.getpid()):
-                send(pid, signal.SIGKILL)
-            yield now + _AGAIN_SECONDS
-            now = time.monotonic()
-        self._clear(len(below(os.getpid())) or 1)  # a debugger holds an ended process
-
-    def _clear(self, survivors: int) -> None:
-        """Report that nothing is left, except processes stuck in the kernel."""
-        self._finish_streams()
-        self._steps, self._due = None, NEVER
-        self._launcher.send({"cleared": {"number": self._number, "survivors": survivors}})
-        if self._launcher.is_gone:
-            import shutil  # takes long
-
-            shutil.rmtree(self._run_dir, ignore_errors=True)
-            self._leave(1)
 
     # Events of the script.
 
@@ -402,32 +409,24 @@ class Keeper:
             script.says = None
             self._launcher.send({"hangs_up": True})
 
-    def _reap(self) -> None:
-        """Reap all ended processes; send the script's messages and output before its end."""
+    def _reap(self) -> bool:
+        """Reap all ended processes, and report the script's end; return whether there were any."""
+        has_reaped = False
         try:
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                if pid == self._script.pid:
-                    self._script_ended(os.waitstatus_to_exitcode(status))
-        except ChildProcessError:  # nothing is left
-            if self._steps:
-                self._clear(0)
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                has_reaped = True
+                if ended[0] == self._script.pid:
+                    self._script_ended(os.waitstatus_to_exitcode(ended[1]))
+        except ChildProcessError:
+            self._has_children = False
+        return has_reaped
 
     def _script_ended(self, code: int) -> None:
         """Report how the script's process has ended, after its messages and output."""
-        script = self._script
         self._relay(to_the_end=True)
-        script.pid = 0
-        self._due = time.monotonic() if self._steps else NEVER
+        self._script.pid, self._script.code = 0, code
         self._finish_streams()
-        self._launcher.send({"ended": script.ended(code)})
-        # It died without saving, and may have started a process that can save. Python's own handler
-        # of SIGINT saves nothing.
-        has_died = code in (-script.signal, -signal.SIGTERM) and self._waits and self._steps
-        if has_died and (script.response != "handles" or script.signal == signal.SIGINT):
-            self._signal_group()
+        self._launcher.send({"ended": self._script.ended()})
 
     def _finish_streams(self) -> None:
         """Write the last output to the console, for a moment; log how much it did not take."""
