@@ -71,8 +71,8 @@ def ask(
 class Helper:
     """A process in a session of its own that exchanges lines of JSON with this one.
 
-    Calls take(message) for each message, and take(None) when it has ended. Its last argument is
-    its socket's descriptor. Raises LaunchError if it cannot be started.
+    Calls take(message) for each message. The last one says `why` there are no more: it has ended,
+    or cannot be started; `name` is for people. Its last argument is its socket's descriptor.
     """
 
     def __init__(
@@ -81,14 +81,19 @@ class Helper:
         environ: Mapping[str, str],
         folder: str,
         selector: selectors.BaseSelector,
-        take: Callable[[Mapping[str, Any] | None], None],
+        name: str,
+        take: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._take, self._is_open = take, True
+        self.pid, self._end = 0, f"{name} has ended"
         ours, theirs = socket.socketpair()
         with theirs:
             argv, fds = [*argv, str(theirs.fileno())], [theirs.fileno()]
-            process = start_tied(argv, environ, folder=folder, pass_fds=fds)
-        self.pid, process.returncode = process.pid, 0  # the loop reaps all children, not Popen
+            try:
+                process = start_tied(argv, environ, folder=folder, pass_fds=fds)
+                self.pid, process.returncode = process.pid, 0  # the loop reaps it, not Popen
+            except LaunchError as error:
+                self._end = f"{name} cannot be started: {str(error).rstrip('.')}"
         self._lines = LineSocket(ours, _REPLY_BYTES, selector, self._read)
         ours.settimeout(_SEND_SECONDS)
 
@@ -99,11 +104,12 @@ class Helper:
 
     def _read(self, lines: LineSocket) -> None:
         try:
-            messages: list[Any] = [*map(decoded, lines.read())]
+            messages = [*map(decoded, lines.read())]
         except (EOFError, OSError, ValueError):
-            messages = [None]
+            messages = [{"why": self._end}]
         for message in messages:
-            self._take(message)
+            if self._is_open:
+                self._take(message)
 
     def close(self) -> None:
         """Kill it; take() is not called any more."""
@@ -111,4 +117,5 @@ class Helper:
             return
         self._is_open = False
         self._lines.close()
-        send(self.pid, signal.SIGKILL)
+        if self.pid:
+            send(self.pid, signal.SIGKILL)

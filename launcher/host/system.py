@@ -148,10 +148,11 @@ class System:
         argv: Sequence[str],
         environ: Mapping[str, str],
         folder: str,
-        take: Callable[[Mapping[str, Any] | None], None],
+        name: str,
+        take: Callable[[Mapping[str, Any]], None],
     ) -> Helper:
-        """Start one of the job's helpers (child.py). Raises LaunchError."""
-        helper = Helper(argv, environ, folder, self.selector, take)
+        """Start one of the job's helpers (child.py)."""
+        helper = Helper(argv, environ, folder, self.selector, name, take)
         self._not_ours.add(helper.pid)
         return helper
 

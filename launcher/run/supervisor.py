@@ -43,7 +43,7 @@ from launcher.run.state import Done, Ending, Joining, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
-from launcher.text.words import NAMED, Log
+from launcher.text.words import NAMED, Log, printable
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
 from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
@@ -400,25 +400,18 @@ class Supervisor(Stepping):
         plan = self.state.job.plan
         if self._store is None:
             environ = {**self._environ, **plan.environment, "OMP_NUM_THREADS": "1"}
-            python = plan.argv[plan.argv.index("--") + 1]
-            try:
-                self._store = self._system.start_helper(
-                    (python, "-u", STORE), environ, self.state.job.options.folder, self._store_made
-                )
-            except LaunchError as error:
-                self._channel.happens(StoreMade(0, f"the store cannot be started: {error}"))
-                return
+            argv = (plan.argv[plan.argv.index("--") + 1], "-u", STORE)
+            folder, name = self.state.job.options.folder, "the process that holds the ranks' store"
+            self._store = self._system.start_helper(argv, environ, folder, name, self._store_made)
             self._open.callback(self._store.close)
         self._store.send({"make": True})
 
-    def _store_made(self, message: Mapping[str, Any] | None) -> None:
-        if message is None:
-            if self._store:
-                self._store.close()
-            why = "the process that holds the ranks' store has ended"
-            self._system.log(f"{why}.")
-            message = {"port": 0, "why": why}
-        self._channel.happens(StoreMade(int(message["port"]), str(message.get("why") or "")))
+    def _store_made(self, message: Mapping[str, Any]) -> None:
+        why = str(message.get("why", ""))
+        if self._store and "port" not in message:  # it has ended, or was not started
+            self._store.close()
+            self._system.log(f"{printable(why)}.")
+        self._channel.happens(StoreMade(int(message.get("port", 0)), why))
 
     # Where ranks are, and how far.
 

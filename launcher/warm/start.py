@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher import PACKAGE
-from launcher.errors import LaunchError
-from launcher.host.child import Helper
 from launcher.host.system import System
 from launcher.job.job import LaunchPlan
 from launcher.job.options import Options
@@ -32,32 +30,18 @@ class Warm:
         run_dir: str,
     ) -> None:
         self._system = system
-        self._helper: Helper | None = None
         path = os.path.join(os.path.abspath(run_dir), "warm")
         self.environ: Mapping[str, str] = {"LAUNCHER_WARM": path}
         script = os.path.join(options.folder, options.train_script)
         folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
         python = plan.argv[plan.argv.index("--") + 1]
         argv = (python, "-u", WARM, path, folder, *options.preload)
-        try:
-            self._helper = system.start_helper(
-                argv, {**environ, **plan.environment}, options.folder, self._take
-            )
-        except LaunchError as error:
-            self._fail(str(error).rstrip("."))
+        environ, name = {**environ, **plan.environment}, "the process that forks the ranks"
+        self._helper = system.start_helper(argv, environ, options.folder, name, self._fail)
+        self.close = self._helper.close
 
-    def _take(self, message: Mapping[str, Any] | None) -> None:
-        if message is None:
-            self._fail("the process that forks the ranks has ended")
-        else:
-            self._fail(printable(str(message["unfit"])))
-
-    def _fail(self, why: str) -> None:
+    def _fail(self, message: Mapping[str, Any]) -> None:
+        why = printable(str(message["why"]))
         self._system.log(f"{flag('start')} warm falls back to cold: {why}.")
         self.environ = {}
         self.close()
-
-    def close(self) -> None:
-        """End the process."""
-        if self._helper:
-            self._helper.close()

@@ -84,7 +84,7 @@ def _state() -> dict[str, set[str]]:
     """Return what forks would share or lose, by what imports may have done."""
     handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     return {
-        "opened": {f"{_opened(number)} ({number})" for number in _descriptors()},
+        "opened": {f"{name} ({number})" for number, name in _opened().items()},
         "changed the current folder to": {os.getcwd()},
         "set a handler for": {
             f"signal {number}, {handler}" for number, handler in handlers.items()
@@ -115,15 +115,13 @@ def _hides_another(name: str, folder: str) -> bool:
     return os.path.realpath(file or "") != os.path.realpath(spec.origin)
 
 
-def _descriptors() -> set[int]:
-    listed = map(int, os.listdir("/proc/self/fd"))
-    return {one for one in listed if _opened(one)}  # not the listing's own
-
-
-def _opened(descriptor: int) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    return ""
+def _opened() -> dict[int, str]:
+    """Return what this process has open, by descriptors."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return found
 
 
 def _problem_in_a_fork() -> str:
@@ -170,20 +168,18 @@ def serve(
 
 
 def as_stub(stub: int, connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
-    """Become like a stub; return its words, its environment, and the pipe for its exit code."""
+    """Become like a stub; return its words, its environment, and where it reads its exit code."""
     words, environ = (
         [os.fsdecode(word) for word in Path(f"/proc/{stub}/{name}").read_bytes().split(b"\0")[:-1]]
         for name in ("cmdline", "environ")
     )
     os.sched_setaffinity(0, os.sched_getaffinity(stub))
-    _, (*streams, tells), _, _ = socket.recv_fds(connection, 1, 4)
-    connection.close()
-    for number, descriptor in enumerate(streams):
+    for number, descriptor in enumerate(socket.recv_fds(connection, 1, 3)[1]):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.write(tells, handover.FORKED)
+    connection.sendall(handover.FORKED)
     del words[: words.index("-S") + 2]  # python -I -S stub.py
-    return words, dict(text.split("=", 1) for text in environ), tells
+    return words, dict(text.split("=", 1) for text in environ), connection.detach()
 
 
 def _memory_policy(pid: int) -> str:
@@ -196,7 +192,7 @@ def _memory_policy(pid: int) -> str:
 def end(launcher: socket.socket, why: str) -> NoReturn:
     """Tell the launcher why no more keepers are forked, and end this process."""
     with contextlib.suppress(OSError):  # the launcher is gone
-        launcher.sendall(json.dumps({"unfit": why}).encode() + b"\n")
+        launcher.sendall(json.dumps({"why": why}).encode() + b"\n")
     os._exit(0)
 
 
@@ -242,7 +238,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
     launcher = socket.socket(fileno=int(number))
     os.set_inheritable(launcher.fileno(), False)
-    kept = _descriptors() - {launcher.fileno()}
+    inherited = _opened().keys() - {launcher.fileno()}
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(1024)
@@ -256,7 +252,7 @@ def main() -> None:
     words, environ, stub = serve(listener, launcher)
     environ.pop("LAUNCHER_WARM")
     environ, says = keeper.keep(environ, stub)
-    for descriptor in _descriptors() - kept - {says}:
+    for descriptor in _opened().keys() - inherited - {says}:
         os.close(descriptor)
     as_new(words, environ)
     rank.main()

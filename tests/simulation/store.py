@@ -16,8 +16,10 @@ MAKES = (0.5, 2.0)  # seconds until the first store is made, for which torch has
 class Stores:
     """It makes a store for each attempt after the first, and holds the last two."""
 
-    def __init__(self, machine: Machine, take: Callable[[Mapping[str, Any] | None], None]) -> None:
-        self.machine, self._take = machine, take
+    def __init__(
+        self, machine: Machine, name: str, take: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self.machine, self._name, self._take = machine, name, take
         self.runs, self._port = True, 30000
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -31,20 +33,20 @@ class Stores:
         self._says(made, seconds + (slow.amount if slow else 0))
         return self.runs
 
-    def _says(self, message: Mapping[str, Any] | None, seconds: float) -> None:
+    def _says(self, message: Mapping[str, Any], seconds: float) -> None:
         launcher = self.machine.launcher
         if launcher and launcher.runs:
             launcher.system.in_loop(seconds, self._tell, message)
 
-    def _tell(self, message: Mapping[str, Any] | None) -> None:
-        if self.runs or message is None:
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if self.runs or "port" not in message:
             self._take(message)
 
     def die(self) -> None:
         """Be killed by somebody else; the launcher hears of it."""
         if self.runs:
             self.close()
-            self._says(None, 0.0)
+            self._says({"why": f"{self._name} has ended"}, 0.0)
 
     def close(self) -> None:
         """Be killed by the launcher: ranks lose what it holds."""

@@ -291,9 +291,11 @@ class System:
 
     # Processes.
 
-    def start_helper(self, argv: object, environ: object, folder: object, take: Any) -> Stores:
+    def start_helper(
+        self, argv: object, environ: object, folder: object, name: str, take: Any
+    ) -> Stores:
         """Start what makes the ranks' stores."""
-        self.machine.store = Stores(self.machine, take)
+        self.machine.store = Stores(self.machine, name, take)
         return self.machine.store
 
     def child_ended(self, pid: int, exit_code: int) -> None:
