@@ -29,6 +29,7 @@ _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
 _SIGNALS = {one.value: f"{one.name} (signal {one.value})" for one in signal.Signals}
 _TO_DIE = 0.2  # s between the end of a process's connections and its own end
 _RUN = os.path.dirname(__file__)
+_CLUES = importlib.machinery.SourceFileLoader("clues", os.path.join(_RUN, "clues.py"))
 _OURS = (_RUN, os.path.join(os.path.dirname(_RUN), "warm"))
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
@@ -43,40 +44,33 @@ def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
 def end(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    The result has fields of raised.Exit, and `counted`; its clues (clues.behind) are empty if the
-    exit code is 0.
+    The result has fields of raised.Exit, and `counted` (clues.behind), if the exit code is not 0.
     """
-    found: dict[str, Any] = {"chain": [], "notes": [], "counted": [], "broken": ""}
-    exit_code = 1
+    found: dict[str, Any] = {"exit_code": 1, "chain": [], "notes": []}
     try:
         if isinstance(error, SystemExit):
             code = 0 if error.code is None else error.code
             if isinstance(code, int):
                 # As Python does it: a C long, of which wait(2) returns eight bits.
-                exit_code = code & 0xFF if -(2**63) <= code < 2**63 else 255
+                found["exit_code"] = code & 0xFF if -(2**63) <= code < 2**63 else 255
         elif type(error) is KeyboardInterrupt:
-            exit_code = -signal.SIGINT
+            found["exit_code"] = -signal.SIGINT
         links = came_from(error)
         errors = [link for link, _ in links]
         found["chain"] = [described(link, how) for link, how in links]
-        if exit_code:
+        if found["exit_code"]:
             is_broken = any(map(_is_broken_connection, errors))
             found["notes"] = killed() if is_broken else []
             text = "\n".join(f"{link['exception']}: {link['message']}" for link in found["chain"])
-            clues = _load_clues().behind(text, errors)
-            clues["counted"] += ["memory"] * is_broken
-            notes = [note[:_NOTE] for note in (*found["notes"], *clues["notes"])]
-            found |= {**clues, "notes": notes}
+            clues: Any = types.ModuleType("clues")
+            _CLUES.exec_module(clues)
+            more = clues.behind(text, errors)
+            more["counted"] += ["memory"] * is_broken
+            notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
+            found |= {**more, "notes": notes}
     except Exception:
         pass  # a property that raises, no memory left: then the exit code must suffice
-    return {"exit_code": exit_code, **found}
-
-
-def _load_clues() -> Any:
-    module = types.ModuleType("clues")
-    path = os.path.join(_RUN, "clues.py")
-    importlib.machinery.SourceFileLoader("clues", path).exec_module(module)
-    return module
+    return found
 
 
 def killed() -> list[str]:

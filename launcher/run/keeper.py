@@ -34,6 +34,9 @@ import select
 import sys
 import time
 
+# Without importlib, which takes longer.
+from _frozen_importlib_external import SourceFileLoader
+
 from lines import Link, decoded, suppress  # type: ignore[import-not-found]  # beside this file
 from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
@@ -157,10 +160,12 @@ class Keeper:
         self._prepare()
         # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
         folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
-        names = {"rank": "RANK", "nproc": "LOCAL_WORLD_SIZE"}
-        hello = {name: int(environ[variable]) for name, variable in names.items()}
-        local_rank = int(folder if folder.isdecimal() else environ["LOCAL_RANK"])
-        hello |= {"local_rank": local_rank, "group_rank": int(environ["GROUP_RANK"])}
+        hello = {
+            "rank": int(environ["RANK"]),
+            "local_rank": int(folder if folder.isdecimal() else environ["LOCAL_RANK"]),
+            "group_rank": int(environ["GROUP_RANK"]),
+            "nproc": int(environ["LOCAL_WORLD_SIZE"]),
+        }
         self._launcher.send({"hello": hello})
 
     def _prepare(self) -> None:
@@ -450,13 +455,12 @@ class Keeper:
 def _clues(code: int, output: str) -> dict[str, Any]:
     """Return what may explain a process's end.
 
-    clues.py needs modules that no keeper needs at its start.
+    clues.py needs modules that no keeper needs at its start, and that no script may find.
     """
-    import runpy
-
+    clues: Any = type(sys)("clues")
     try:
-        found = runpy.run_path(os.path.join(HERE, "clues.py"))["of_process"](code, output)
-        return dict(found)
+        SourceFileLoader("clues", os.path.join(HERE, "clues.py")).exec_module(clues)
+        return dict(clues.of_process(code, output))
     except Exception:  # report nothing that could not be read
         return {}
 

@@ -195,11 +195,10 @@ def connect() -> Callable[[BaseException | None], None]:
             more = replier.failed(error) if replier else {}
             end["notes"] = [*end["notes"], *more.pop("notes", ())]
             keeper.send({"end": end, **more})
-        elif replier:
-            keeper.send({"script_ended": True, "alone": replier.is_alone()})
+            return
+        keeper.send({"script_ended": True, "alone": bool(replier and replier.is_alone())})
+        if replier:
             replier.script_ended()
-        else:
-            keeper.send({"script_ended": True})
 
     return ended
 
