@@ -72,11 +72,12 @@ class Console:
             del self.waiting[:count]
 
     def drain(self, deadline: float) -> None:
-        """Wait until the console has taken all, or until the deadline."""
+        """Wait until the console has taken all; drop what it has not at the deadline."""
         self.write()
         while self.waiting and (seconds := deadline - time.monotonic()) > 0:
             select.select([], [self.descriptor], [], seconds)
             self.write()
+        self.leave_out(0)
 
     def leave_out(self, most: int) -> None:
         """Drop what waits beyond a number of bytes, the oldest lines first."""
@@ -181,13 +182,11 @@ class Stream:
             left -= count
             if not self.is_read:
                 self.console.drain(deadline)
-                self.console.leave_out(0)
         self._show_rest()
         self._show_lines(self._bars.states(0.0))
         if self._is_in_line:  # what others write now would be in this line, too
             self._show(b"\n")
         self.console.drain(deadline)
-        self.console.leave_out(0)
         count, self.console.left_out = self.console.left_out, 0
         return count
 

@@ -82,13 +82,11 @@ def why_unfit(folder: str, preload: list[str]) -> str:
 
 def _state() -> dict[str, set[str]]:
     """Return what forks would share or lose, by what imports may have done."""
-    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    signals = signal.valid_signals()
     return {
         "opened": {f"{name} ({number})" for number, name in _opened().items()},
         "changed the current folder to": {os.getcwd()},
-        "set a handler for": {
-            f"signal {number}, {handler}" for number, handler in handlers.items()
-        },
+        "set a handler for": {f"signal {int(one)}, {signal.getsignal(one)}" for one in signals},
         "started a thread": {f"({number})" for number in os.listdir("/proc/self/task")},
         "started a process": {f"({pid})" for pid in keeper.below(os.getpid())},
     }
