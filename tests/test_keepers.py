@@ -228,7 +228,7 @@ def test_a_kill_for_memory_that_was_counted_stands_behind_an_end(
 
 CRASH = b"""Fatal Python error: Segmentation fault
 
-Current thread 0x00007f12 (most recent call first):
+Stack (most recent call first):
   File "/t/data.py", line 12 in decode
 """.splitlines()
 

@@ -176,8 +176,9 @@ class Watch:
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal, or at a crash."""
         lines = self._of(pid).written
-        if line.startswith(("Stack ", stacks.FATAL)):  # it begins again, for another request
-            lines.clear()
+        is_of_crash = lines[-1:] == [""]
+        if line.startswith(stacks.FATAL) or (line.startswith("Stack ") and not is_of_crash):
+            lines.clear()  # it begins again, for another request
         if len(lines) < stacks.MOST_CALLS:
             lines.append(line)
 
