@@ -28,18 +28,13 @@ class Console:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
-        self._given, self._may_block = descriptor, False
-        mode = os.fstat(descriptor).st_mode
+        self._given, mode = descriptor, os.fstat(descriptor).st_mode
         self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
-        # A pipe takes so much in one piece, even with other writers.
-        self._piece = READ if stat.S_ISREG(mode) else select.PIPE_BUF
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            self._may_block = True
             with suppress(OSError):  # another user's; without a reader
                 # Open it anew: then other processes do not get the flag.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
-                self._may_block = False
 
     def close(self) -> None:
         """Close the descriptor that was opened here."""
@@ -53,11 +48,13 @@ class Console:
         """Write what the console takes, in pieces of whole lines; the rest waits."""
         self.waiting += data
         while self.waiting:
+            # A pipe takes so much in one piece, even with other writers.
             end = len(self.waiting)
-            if end > self._piece:
-                end = self.waiting.rfind(b"\n", 0, self._piece) + 1 or self._piece
-            # A pipe that is ready takes such a piece without blocking.
-            if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
+            if end > select.PIPE_BUF:
+                end = self.waiting.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
+            # One that could not be opened anew does so without blocking, if it is ready.
+            may_block = self.descriptor == self._given
+            if may_block and not select.select([], [self.descriptor], [], 0)[1]:
                 return
             try:
                 piece = bytes(self.waiting[:end])
@@ -200,9 +197,5 @@ class Stream:
 def open_file(path: str) -> int:
     """Open the file that a rank writes to. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # A pipe without a reader may have this name: do not wait for it.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(0, "it is not a file")
-    return file
+    # It may be a pipe that nobody reads: do not wait for that.
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)

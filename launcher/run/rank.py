@@ -41,10 +41,9 @@ _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 
 def load(path: str) -> types.ModuleType:
     """Load a file of the launcher, invisibly for the script."""
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType(os.path.basename(path)[:-3])
+    module.__file__ = path
+    importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
     return module
 
 
@@ -64,16 +63,12 @@ class KeeperConnection:
         self._socket.set_inheritable(False)
         # Only for sends: a thread waits here for requests.
         self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, pack("ll", _SEND_SECONDS, 0))
-        self._identity = self._status()
+        self._status = os.fstat(self._socket.fileno())
         os.register_at_fork(after_in_child=self.close)
-
-    def _status(self) -> tuple[int, int]:
-        status = os.fstat(self._socket.fileno())
-        return status.st_dev, status.st_ino
 
     def _is_ours(self) -> bool:
         """Tell whether the descriptor is still this socket: a script may close all descriptors."""
-        return self._status() == self._identity
+        return os.path.samestat(os.fstat(self._socket.fileno()), self._status)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, but not from a fork of the script that returned here."""
@@ -174,13 +169,10 @@ def connect() -> Callable[[BaseException | None], None]:
 
     Returns the function to call when the script has ended, with the exception that has ended it.
     """
-    descriptor = os.environ.pop("LAUNCHER_KEEPER", "")
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
-    if not descriptor:
-        return lambda error: None
     try:
-        keeper = KeeperConnection(int(descriptor))
-    except OSError:  # PYTHON_EXEC's program has closed it
+        keeper = KeeperConnection(int(os.environ.pop("LAUNCHER_KEEPER")))
+    except (KeyError, OSError):  # there is none; PYTHON_EXEC's program has closed it
         return lambda error: None
     with contextlib.suppress(Exception):
         report_crashes(keeper.fileno())
