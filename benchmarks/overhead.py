@@ -79,8 +79,8 @@ def run_keeper(folder: str, environment: dict[str, str]) -> dict[str, float]:
     names |= {"GROUP_RANK": "0", "LAUNCHER_RUN_DIR": folder}
     script = Path(folder, "sleep.py")
     script.write_text("import time; time.sleep(0.5)")
-    output = {"shows": True, "prefix": "", "merges": False, "bars": ""}
-    start = {"environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": output}
+    start = {"environ": {}, "grace": 30.0, "ignored": [], "log": ""}
+    start |= {"shows": True, "prefix": "", "merges": False, "bars": ""}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen()

@@ -19,8 +19,8 @@ import pytest
 from conftest import REPO, has_ended, poll
 
 STUB = str(REPO / "launcher" / "run" / "stub.py")
-OUTPUT = {"shows": True, "prefix": "", "merges": False, "bars": ""}
-RUN = {"environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": OUTPUT}
+RUN = {"environ": {}, "grace": 30.0, "ignored": [], "log": ""}
+RUN |= {"shows": True, "prefix": "", "merges": False, "bars": ""}
 SECONDS = 60.0  # for anything to happen
 LONG = 3600.0  # a grace that never ends
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -41,9 +41,9 @@ class Kept:
     def send(self, **message):
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def run(self, output=OUTPUT, **options):
+    def run(self, **options):
         """Have the script run; return the pid of its process."""
-        self.send(run={**RUN, "output": {**OUTPUT, **output}, **options})
+        self.send(run={**RUN, **options})
         return self.wait("runs")["pid"]
 
     def end(self, number=1, signal=TERM, grace=LONG, **how):
@@ -600,7 +600,7 @@ def test_the_lines_of_ranks_that_write_at_the_same_time_are_whole(start):
 def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path, merges):
     kept = start("import os\nos.write(1, b'one\\ntwo')\nos.write(2, b' and a half\\n\\0\\xff')")
     log = tmp_path / "logs" / "rank-0.log"
-    kept.run({"prefix": "[rank 0] ", "merges": merges}, log=str(log))
+    kept.run(prefix="[rank 0] ", merges=merges, log=str(log))
     kept.wait("ended")
     assert log.read_bytes() == b"one\ntwo and a half\n\0\xff"
     texts = (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()

@@ -7,8 +7,8 @@ subreaper: orphans of the script stay below it, and "nothing is left" is waitpid
 The launcher and the keeper talk in lines of JSON, in order:
 
     to the launcher                               from the launcher
-    hello: rank, local_rank, group_rank,          run: environ, grace, ignored, log, output:
-        nproc                                         shows, prefix, merges, bars
+    hello: rank, local_rank, group_rank,          run: environ, ignored, grace, log, shows,
+        nproc                                         prefix, merges, bars
     runs: pid                                     end: number, signal, grace, waits, at_once
     ended: code, response, and what               ask: passed on to the script's process
         clues.py says                             leave: an exit code
@@ -38,12 +38,7 @@ import time
 from _frozen_importlib_external import SourceFileLoader
 
 from lines import Link, decoded, suppress  # type: ignore[import-not-found]  # beside this file
-from output import (  # type: ignore[import-not-found]  # beside this file
-    NEVER,
-    Console,
-    Stream,
-    open_file,
-)
+from output import NEVER, Console, Stream, open_file  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
@@ -252,14 +247,9 @@ class Keeper:
             os.close(stderr)
 
     def _run(
-        self,
-        environ: dict[str, str | None],
-        grace: float,
-        ignored: list[int],
-        log: str,
-        output: dict[str, Any],
+        self, environ: dict[str, str | None], ignored: list[int], grace: float, log: str, **how: Any
     ) -> None:
-        """Start the script for an attempt; it ignores some of WARNINGS."""
+        """Start the script for an attempt; it ignores some of WARNINGS. See Script.open."""
         self._script.close()
         script = self._script = Script(grace, log)
         try:
@@ -267,7 +257,7 @@ class Keeper:
         except OSError as error:
             self._log(f"cannot write {log} ({error.strerror}); the job continues without it.")
         try:
-            stdout, stderr, says = script.open(**output)
+            stdout, stderr, says = script.open(**how)
             script.pid = script.group = self._fork(stdout, stderr, ignored)
         except OSError as error:  # too many processes or open files
             why = f"({error.strerror}); raise ulimit -u, or ulimit -n"

@@ -373,12 +373,10 @@ class Supervisor(Stepping):
             "grace": options.grace,
             "ignored": self._system.ignored(),
             "log": log,
-            "output": {
-                "shows": not ranks or any(rank in some for some in ranks),
-                "prefix": f"[rank {rank}] " if options.log_prefix else "",
-                "merges": bool(log) and not tees,  # what torchrun redirects stays so
-                "bars": "12" if tees else self._environ.get(BARS, ""),
-            },
+            "shows": not ranks or any(rank in some for some in ranks),
+            "prefix": f"[rank {rank}] " if options.log_prefix else "",
+            "merges": bool(log) and not tees,  # what torchrun redirects stays so
+            "bars": "12" if tees else self._environ.get(BARS, ""),
         }
 
     def _kill_torchrun(self) -> None:
@@ -389,10 +387,10 @@ class Supervisor(Stepping):
 
     def _begin_warm(self) -> None:
         """Start the process that imports torch and forks keepers (warm/)."""
-        job, plan = self.state.job, self.state.job.plan
-        if plan.warm:
+        job = self.state.job
+        if job.plan.warm:
             environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
-            self._warm = Warm(self._system, plan, job.options, environ, self._folder)
+            self._warm = Warm(self._system, job, environ, self._folder)
             self._open.callback(self._warm.close)
 
     def _make_store(self) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from launcher import PACKAGE
 from launcher.host.system import System
-from launcher.job.job import LaunchPlan
-from launcher.job.options import Options
+from launcher.job.job import Job
 from launcher.text.words import flag, printable
 
 WARM = os.path.join(PACKAGE, "warm", "warm.py")
@@ -21,15 +20,8 @@ class Warm:
     If it cannot fork keepers, a line in the log explains why, and they are started cold.
     """
 
-    def __init__(
-        self,
-        system: System,
-        plan: LaunchPlan,
-        options: Options,
-        environ: Mapping[str, str],
-        run_dir: str,
-    ) -> None:
-        self._system = system
+    def __init__(self, system: System, job: Job, environ: Mapping[str, str], run_dir: str) -> None:
+        self._system, plan, options = system, job.plan, job.options
         path = os.path.join(os.path.abspath(run_dir), "warm")
         self.environ: Mapping[str, str] = {"LAUNCHER_WARM": path}
         script = os.path.join(options.folder, options.train_script)

@@ -126,18 +126,18 @@ def _problem_in_a_fork() -> str:
     """Return what goes wrong in a fork, "" for nothing."""
     import torch
 
-    problems = {  # by wait statuses of exit codes
+    problems = {
         0: "",
-        1 << 8: "an import has initialized CUDA, which cannot be used after a fork",
-        2 << 8: "an import has each fork start a thread",
+        1: "an import has initialized CUDA, which cannot be used after a fork",
+        2: "an import has each fork start a thread",
     }
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         with contextlib.suppress(Exception):
             is_bad = getattr(torch._C, "_cuda_isInBadFork", bool)()
             os._exit(1 if is_bad else 2 * (len(os.listdir("/proc/self/task")) > 1))
         os._exit(3)
-    return problems.get(os.waitpid(pid, 0)[1], "a fork of it fails")
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return problems.get(exit_code, "a fork of it fails")
 
 
 # Forks.
