@@ -21,7 +21,7 @@ import signal
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 # What an error may come from, by its words: those of Python, torch, NumPy, SQLite, Rust and others.
@@ -252,16 +252,13 @@ def _mounts() -> list[str]:
 
 def _mount(path: str) -> str:
     """Return the mount point of a path's volume."""
-    path = os.path.realpath(_folder(path))
-    while not os.path.ismount(path):
-        path = os.path.dirname(path)
-    return path
+    return _folder(os.path.realpath(_folder(path)), os.path.ismount)
 
 
-def _folder(path: str) -> str:
-    """Return the nearest existing folder at or above a path."""
+def _folder(path: str, is_wanted: Callable[[str], bool] = os.path.isdir) -> str:
+    """Return the nearest folder of a kind at or above a path, such as one that exists."""
     path = os.path.abspath(path)
-    while not os.path.isdir(path) and path != os.sep:
+    while not is_wanted(path) and path != os.sep:
         path = os.path.dirname(path)
     return path
 
