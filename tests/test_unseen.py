@@ -114,6 +114,14 @@ def test_a_crash_is_never_written_to_another_file(rank, tmp_path, text):
     assert not [path for path in tmp_path.glob("data-*") if path.stat().st_size]
 
 
+@pytest.mark.parametrize("end", ["raise ValueError", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_script_that_closes_low_descriptors_is_heard(rank, end):
+    ran = rank(CLOSES + f"after(1000, 500)\n{end}")
+    assert ran.end == ran.plain
+    assert [*map(list, ran.told)] == [["end"]] * ("raise" in end)
+    assert ("Fatal Python error" in ran.crash) is ("kill" in end)
+
+
 FORKS = "if os.fork() == 0:\n    {}\n    print(faulthandler.is_enabled(), flush=True)\n"
 FORKS = f"import faulthandler, os, signal\n{{}}\n{FORKS}    os._exit(0)\nos.wait()"
 HANDLES = (
