@@ -32,7 +32,7 @@ from launcher.job import resources, toolkit
 from launcher.job.job import Job
 from launcher.job.options import INIT
 from launcher.result.failure import output_dir
-from launcher.text.words import flag, is_loopback, listed, plural, shortened
+from launcher.text.words import flag, is_loopback, listed, other_port, plural, shortened
 
 _T = TypeVar("_T")
 # Each is a level, what was seen, and what to do, if anything.
@@ -114,13 +114,15 @@ def names(job: Job, environ: Mapping[str, str]) -> Findings:
     answers = at_once(asked, NAMES_SECONDS)
     addresses = {host: str(answers[host][0][1][0]) for host in others if answers.get(host)}
     unknown = [host for host in others if host not in addresses]
-    here = [host for host in addresses if is_loopback(addresses[host])]
-    here = [host for host in here if not is_literal(cluster.address(host))]
+    here = [
+        host
+        for host, address in addresses.items()
+        if is_loopback(address) and not is_literal(cluster.address(host))
+    ]
     if unknown:
-        to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
-        to_do += "have started, check this container's DNS (/etc/resolv.conf)"
         seen = f"no address within {NAMES_SECONDS} s for {listed(unknown)}"
-        yield WARNING, seen, to_do
+        to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
+        yield WARNING, seen, to_do + "have started, check this container's DNS (/etc/resolv.conf)"
     if here:
         seen = f"{listed(here)} resolves to this host's own loopback"
         yield WARNING, seen, "remove the name from /etc/hosts, or fix DNS"
@@ -163,13 +165,15 @@ def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
 def ports(job: Job, environ: Mapping[str, str]) -> Findings:
     """Check the first host's ports: there whether they are free, elsewhere the connection."""
     cluster, options = job.cluster, job.options
-    wanted = {flag("peer_port"): options.peer_port} if cluster.nnodes > 1 else {}
-    if wanted and (not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in options.given):
-        wanted[flag("rdzv_port")] = options.rdzv_port
-    for option, port in wanted.items():
-        first, where = cluster.hosts[0], f"port {port} ({option})"
+    fields = ["peer_port"] if cluster.nnodes > 1 else []
+    if fields and (not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in options.given):
+        fields.append("rdzv_port")
+    first, is_first = cluster.hosts[0], cluster.node_rank == 0
+    for field in fields:
+        port = getattr(options, field)
+        where = f"port {port} ({flag(field)})"
         try:
-            if cluster.node_rank == 0:
+            if is_first:
                 listen_on_all(port).close()
                 yield OK, f"{where} is free on this host, where all hosts connect"
             else:
@@ -179,13 +183,12 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
         except ConnectionRefusedError:
             yield OK, f"{first} can be reached; nothing is listening yet at {where}"
         except OSError as error:
-            if cluster.node_rank == 0:
-                to_do = f"choose another port with {option}, the same on every host"
+            to_do = "if it has started, allow all traffic between the hosts (security group)"
+            found = (WARNING, f"{first} did not answer at {where}", to_do)
+            if is_first:
                 seen = f"this host cannot listen on {where}: {os.strerror(error.errno or 0)}"
-                yield PROBLEM, seen, to_do
-            else:
-                to_do = "if it has started, allow all traffic between the hosts (security group)"
-                yield WARNING, f"{first} did not answer at {where}", to_do
+                found = (PROBLEM, seen, other_port(field))
+            yield found
 
 
 def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
@@ -201,8 +204,7 @@ def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     if job.cluster.num_gpus and not plugins:
         seen = "this host has an EFA device, but no NCCL plugin (libnccl-net*.so) was found in "
         seen += "LD_LIBRARY_PATH or where AWS installs it"
-        to_do = "install aws-ofi-nccl in the image; without it, NCCL uses TCP"
-        yield WARNING, seen, to_do
+        yield WARNING, seen, "install aws-ofi-nccl in the image; without it, NCCL uses TCP"
     elif _is_less(locked, 16 << 30):
         seen = f"EFA locks memory, but only {locked >> 10} KiB may be locked"
         to_do = _restart(environ, "--ulimit memlock=-1", "have NCCL use TCP (NCCL_NET=Socket)")
@@ -218,23 +220,21 @@ def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
 def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     """Report the ranks' devices, and whether there are more ranks than devices."""
     cluster, cores = job.cluster, resources.usable_cores()
-    gpus, neurons = cluster.num_gpus, cluster.num_neurons
-    seen, most = f"no GPU; {plural(cores, 'core')}", cores
-    if gpus:
-        what = "MIG slice" if cluster.mig else "GPU"
+    if cluster.num_gpus:
         models = ", ".join(cluster.gpu_models) or "not listed by nvidia-smi"
-        seen, most = f"{plural(gpus, what)} for the job: {models}", gpus
-    elif neurons:
-        seen, most = f"{plural(neurons, 'Neuron core')}, {plural(cores, 'core')}", neurons
+        most, units, more = cluster.num_gpus, cluster.devices, f" for the job: {models}"
+    elif cluster.num_neurons:
+        most, units, more = cluster.num_neurons, cluster.devices, f", {plural(cores, 'core')}"
     elif "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu(root):
         seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
         yield PROBLEM, seen, "replace this host, or its driver"
         return
-    yield OK, seen
+    else:
+        most, units, more = cores, f"no GPU; {plural(cores, 'core')}", ""
+    yield OK, units + more
     if (ranks := _ranks(job)) > most:
-        seen = f"{ranks} ranks would share {seen.partition(' for')[0]}"
         to_do = f"use {flag('nproc_per_node')} {most}, or a larger instance"
-        yield WARNING, seen, to_do
+        yield WARNING, f"{ranks} ranks would share {units}", to_do
 
 
 def _ranks(job: Job) -> int:

@@ -34,6 +34,13 @@ class Cluster(NamedTuple):
         """This host's place in the sorted list."""
         return self.hosts.index(self.current_host)
 
+    @property
+    def devices(self) -> str:
+        """The devices of this host's ranks, in words."""
+        if self.num_gpus:
+            return plural(self.num_gpus, "MIG slice" if self.mig else "GPU")
+        return plural(self.num_neurons, "Neuron core") if self.num_neurons else "CPU"
+
     def address(self, host: str) -> str:
         """Return the name or address with which to look up a host."""
         return self.addresses.get(host, host)
@@ -138,14 +145,9 @@ class Job(NamedTuple):
         ranks = plural(nproc, "rank")
         if not nproc.isdecimal():
             ranks = f"ranks counted by torchrun (--nproc-per-node={nproc})"
-        if cluster.num_gpus:
-            devices = plural(cluster.num_gpus, "MIG slice" if cluster.mig else "GPU")
-        else:
-            cores = cluster.num_neurons
-            devices = plural(cores, "Neuron core") if cores else "CPU"
-        if cluster.gpu_models and cluster.num_gpus:
-            devices += f" ({' and '.join(cluster.gpu_models)})"
-        return f"{who}: {ranks} on {devices}"
+        has_models = cluster.gpu_models and cluster.num_gpus
+        models = f" ({' and '.join(cluster.gpu_models)})" if has_models else ""
+        return f"{who}: {ranks} on {cluster.devices}{models}"
 
     def _others(self) -> str:
         """Return the other hosts, and where all meet; "" for a single host."""

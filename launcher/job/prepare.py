@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
 from launcher.host.journal import host_folder
+from launcher.host.network import listen_on_all
 from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
@@ -122,13 +122,11 @@ def _require_folder(path: str, log_dir: str) -> None:
 
 def _require_port(endpoint: str) -> None:
     """Check on the first host that torchrun's store can listen; torchrun takes seconds to fail."""
-    port = int(endpoint.rpartition(":")[2])
-    for family in (socket.AF_INET6, socket.AF_INET):
-        try:
-            socket.create_server(("", port), family=family).close()
-        except OSError as error:  # others: IPv6 may be disabled
-            if error.errno == errno.EADDRINUSE:
-                raise LaunchError(f"{port_is_taken(endpoint)}.") from None
+    try:
+        listen_on_all(int(endpoint.rpartition(":")[2])).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise LaunchError(f"{port_is_taken(endpoint)}.") from None
 
 
 def _refuse_surroundings(environ: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from launcher.text.words import (
     flag,
     lasted,
     named_rank,
+    other_port,
     plural,
     port_is_taken,
     printable,
@@ -374,4 +375,4 @@ def of_launcher(host: str, error: Exception) -> Failure:
 
 def change_port(seen: str) -> str:
     """Return a problem with the launchers' port, with its fix."""
-    return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
+    return f"{seen}; {other_port('peer_port')}."

@@ -94,12 +94,15 @@ def flag(name: str) -> str:
     return PREFIX + name.replace("_", "-")
 
 
+def other_port(field: str) -> str:
+    """Return how to mend a port that cannot be used, by the field of its option."""
+    return f"choose another with {flag(field)}, the same one on every host"
+
+
 def port_is_taken(endpoint: str) -> str:
     """Return the message for a first host where the port of torchrun's store is taken."""
-    return (
-        f"the rendezvous port of {endpoint} is already in use on this host; choose another "
-        "with --launcher-rdzv-port, the same one on every host"
-    )
+    taken = f"the rendezvous port of {endpoint} is already in use on this host"
+    return f"{taken}; {other_port('rdzv_port')}"
 
 
 def is_loopback(address: str) -> bool:
