@@ -161,6 +161,7 @@ WRONG = [
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
     ({}, ["script.py"], "script.py was taken as an argument of the script"),
+    ({}, ["--Train_Script", "x.py"], "--Train_Script was taken as an argument of the script"),
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({**ALONE, "SM_HPS": '["secret"]'}, [], "SM_HPS is not a JSON object; expected the hyperpar"),
     ({**ALONE, "SM_HPS": "{}"}, [], "there is nothing to run: give --train-script PATH"),

@@ -536,10 +536,11 @@ def test_the_printed_command_of_a_module():
     assert command(made).split(" --module ")[1].split() == ["--", "pkg.train"]
 
 
-@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * (1 << 17)], ids=["NUL", "lone", "long"])
 def test_text_that_cannot_be_passed_to_a_process(text):
     with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(text)
+    assert plan("x" * ((1 << 17) - 1), "\udcff")
     with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(added={"SM_HP_X": text})
     with pytest.raises(

@@ -156,7 +156,7 @@ def _check_target(
     if named and named[0].endswith(" "):
         raise LaunchError(f"{named[0]}is empty; expected the training script or module to run.")
     if not named:
-        near = [word for word in script_args if word.startswith(("--train_", "--train-"))]
+        near = [word for word in script_args if _spelled(word.lower()).startswith("--train-")]
         # A script, or a misspelt subcommand.
         near += [word for word in script_args[:1] if not word.startswith("-")]
         hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""

@@ -18,7 +18,8 @@ from launcher.errors import LaunchError, NotFoundError, UnexpectedError
 from launcher.job.job import Cluster, LaunchPlan, endpoint_at
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
-from launcher.text.words import flag, plural
+from launcher.job.toolkit import LONGEST
+from launcher.text.words import flag, plural, short
 
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 COMPILE = "neuron_parallel_compile"  # in front of torchrun, on a host with Neuron cores
@@ -336,10 +337,10 @@ class _Planning:
 def _check_text(plan: LaunchPlan) -> None:
     """Refuse text that execve cannot pass on; only hyperparameters.json can hold any."""
     for text in (*map("=".join, plan.environment.items()), *plan.argv):
-        if _NO_TEXT.search(text):
+        if _NO_TEXT.search(text) or len(os.fsencode(text)) >= LONGEST:
             raise LaunchError(
-                f"{text[:200]!r} cannot be passed to a process; expected text without NUL "
-                "characters or lone surrogates."
+                f"{short(text)} cannot be passed to a process; expected less than {LONGEST >> 10} "
+                "KiB of text without NUL characters or lone surrogates."
             )
     for name in plan.environment:
         if "=" in name:

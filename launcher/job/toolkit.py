@@ -31,7 +31,7 @@ _HANDLED = ["program", "submit_directory", "region", "job_name", "s3_output"]
 _HANDLED += ["enable_cloudwatch_metrics", "container_log_level"]
 _HANDLED_KEYS = {*_OWN_KEYS, *(_OWN_PREFIX + name for name in _HANDLED)}
 START_WORD = "train"  # with which SageMaker starts an image
-_LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
+LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
 
 class TrainingConfig(NamedTuple):
@@ -96,7 +96,7 @@ def read_input(
     too_long = [
         name
         for name, text in made.items()
-        if len(f"{name}={text}".encode("utf-8", "surrogatepass")) >= _LONGEST
+        if len(f"{name}={text}".encode("utf-8", "surrogatepass")) >= LONGEST
     ]
     if too_long:
         lines.append(
