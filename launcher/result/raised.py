@@ -43,6 +43,8 @@ _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
 }
+_HEADERS = re.compile(f"(?:^({'|'.join(_BETWEEN)})\n+)?^{re.escape(_HEADER)}", re.MULTILINE)
+_PARTS = re.compile(r"((?: .*\n?|\n)*)(?s:(.*))")  # the frames, then the exception's own lines
 # In characters: an exception alone; with its origin; the origin.
 _ALONE, _SHOWN, _ORIGIN = 500, 250, 150
 
@@ -213,27 +215,12 @@ def _printed(message: str) -> tuple[str, list[Link]]:
     if not header or not (before[-1:] in ("", "\n") or before.endswith("Original ")):
         return message, []
     links: list[Link] = []
-    frames: list[str] = []
-    said: list[str] = []
-    how = "cause"
-
-    def close(how: str) -> None:
-        if said:
-            name, _, text = "\n".join(said).strip().partition(": ")
-            name = name.removeprefix("__mp_main__.")
-            links.insert(0, Link(name, text, "\n".join(frames), how))
-        frames.clear()
-        said.clear()
-
     # multiprocessing and concurrent.futures quote it like a long string of Python.
-    for line in printed.rstrip().removesuffix('"""').removesuffix("'''").splitlines():
-        if line == _HEADER[:-1]:
-            close(how)
-        elif line in _BETWEEN:
-            how = _BETWEEN[line]
-        elif said or (line and not line.startswith(" ")):
-            said.append(line)
-        else:
-            frames.append(line)
-    close("cause")  # the outermost exception in this text
+    first, *others = _HEADERS.split(printed.rstrip().removesuffix('"""').removesuffix("'''"))
+    for text, how in zip([first, *others[1::2]], [*others[::2], None]):
+        frames, said = _PARTS.findall(text)[0]
+        name, _, words = said.strip().partition(": ")
+        if name:
+            name, how = name.removeprefix("__mp_main__."), _BETWEEN.get(how or "", "cause")
+            links.insert(0, Link(name, words, frames.rstrip("\n"), how))
     return before.strip(), links
