@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STARTS = (0.01, 0.2)  # seconds, until its script has its handlers
 BREAKS = (0.01, 2.5)  # seconds, until its next collective fails as another rank has ended
+NO_STORE = 300.0  # seconds, for which a rank tries to reach its store (torch's TCPStore)
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered", how="cause")
@@ -133,8 +134,14 @@ class Rank(Process):
             self.job.watch.uploads.append(self.upload)
         if self.job.plan.watch:
             self._say(watch=0)
-        if self.store and self.store.runs:  # else it waits for a store that is not there
+        if self.store and self.store.runs:
             self.world.joined(self)
+        else:
+            self.clock.after(NO_STORE, self._misses_store)
+
+    def _misses_store(self) -> None:
+        if self.runs and not (self.is_dying or self.is_saving or self.broken_by):
+            self._raise(1, (SECONDARY,), 1)
 
     def train(self) -> None:
         """Train to the end, if nothing comes between."""

@@ -63,6 +63,9 @@ ONCE_BROKEN = {
         3, script=Script(upload=100.0), seed=7, faults=(
             fault(What.LEFT_STUCK, 9.0), fault(What.ENDS, 10.0),
             fault(What.TORCHRUN_STUCK, 14.0, amount=12.0))),
+    "the store is gone before the ranks of the next attempt use it": Plan(
+        1, script=Script(at_break=AtBreak.GOES_ON), max_restarts=1, seed=3, faults=(
+            fault(What.RAISES, 5.0), fault(What.STORE_KILLED, 5.04))),
 }  # fmt: skip
 
 
