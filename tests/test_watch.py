@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
+from launcher.peers.connection import LINE_LIMIT
+from launcher.text import wire
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
@@ -500,15 +502,16 @@ def test_what_a_host_polls_and_reports():
     ]
 
 
-def test_that_ranks_groups_do_not_fit_into_a_message_is_an_error():
+def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_ranks_wait():
     watch = watching(*range(12))
     groups = [[f"{n},{n + 1},{n + 9}", 0, 90 * "x", 9] for n in range(progress.MOST_GROUPS)]
-    assert not watch.error
+    groups[-1].append(9)
     request = watch.poll(15)
     for pid in range(12):
         watch.replied(pid, {**request, "unchanged": 40, "groups": groups}, 15)
-    assert report(watch, 16) is None
-    assert watch.error == "the progress of this host's ranks does not fit into a message."
+    ranks = report(watch, 16).ranks
+    assert len(json.dumps(wire.written(ranks))) < LINE_LIMIT - 5000 and len(ranks) == 12
+    assert all(one.waits and len(one.groups) == 32 and one.has_more for one in ranks)
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():

@@ -17,7 +17,7 @@ from typing import Any, Callable
 from launcher.text import wire
 from launcher.text.words import printable
 from launcher.watch import stacks
-from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
+from launcher.watch.progress import ENDED, ENDS, MOST_GROUPS, Group, NoProgressReport, StalledRank
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
@@ -254,10 +254,10 @@ class Watch:
             known = rank.at(now, self._every, ranks.get(pid), state_of(pid))
             if known and (wanted or known.unchanged >= self._reported_from):
                 found[pid] = known
-        size = len(json.dumps(wire.written(tuple(found.values()))))
-        if size > _REPORT_BYTES:
-            self.error = "the progress of this host's ranks does not fit into a message."
-            found, size = {}, 0
+        most = MOST_GROUPS
+        while (size := _size_of(found)) > _REPORT_BYTES and most:
+            most //= 2
+            found = {pid: known.with_groups(most) for pid, known in found.items()}
         running = [pid for pid, code in ranks.items() if code is None]
         idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
         report = NoProgressReport(
@@ -293,6 +293,10 @@ class Watch:
         main = [stacks.Thread("", rank.calls)] if rank.calls else []
         why = f"  it {no_reply(state, may_signal=self._may_signal)}."
         return "\n".join(filter(None, (why, stacks.text_of(main, room))))
+
+
+def _size_of(found: Mapping[int, StalledRank]) -> int:
+    return len(json.dumps(wire.written(tuple(found.values()))))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

@@ -70,7 +70,7 @@ class StalledRank(NamedTuple):
     keeps its process alive. `trouble` is why it begins nothing any more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
     moved from its place, before its first collective. `note` explains why others will not come to
-    where it waits.
+    where it waits. It may be in other groups if it `has_more`.
     """
 
     rank: int
@@ -82,6 +82,7 @@ class StalledRank(NamedTuple):
     runs_on: bool = False
     is_still: bool = False
     note: str = ""
+    has_more: bool = False
 
     @property
     def waits(self) -> bool:
@@ -96,6 +97,12 @@ class StalledRank(NamedTuple):
         """Return this rank as one that has continued from where it waited."""
         groups = tuple(group._replace(waits=0) for group in self.groups)
         return self._replace(trouble=trouble, groups=groups)
+
+    def with_groups(self, most: int) -> StalledRank:
+        """Return this rank with so many groups at most: first those in which it waits."""
+        groups = sorted(self.groups, key=lambda group: not group.waits)
+        has_more = self.has_more or len(groups) > most
+        return self._replace(groups=tuple(groups[:most]), has_more=has_more)
 
 
 class NoProgressReport(NamedTuple):

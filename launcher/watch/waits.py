@@ -195,7 +195,8 @@ def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
     """
     if view is None:
         is_known = bool(rank.trouble) or not furthest.is_counted
-        return 0 if is_known and len(rank.groups) < MOST_GROUPS else _UNKNOWN
+        has_more = rank.has_more or len(rank.groups) >= MOST_GROUPS
+        return 0 if is_known and not has_more else _UNKNOWN
     if furthest.is_counted and rank.trouble and not rank.has_ended:
         return min(view.last, max(furthest.last - 1, 0))
     return view.last
