@@ -1,4 +1,4 @@
-"""Prints tables into pages: of options, exit codes, events.
+"""Prints tables into pages: of options and exit codes.
 
     make docs                          # fill them in, and build the site
     python docs/tables.py              # fill them in; the launcher has to be importable
@@ -9,17 +9,16 @@ Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
 from launcher.job.help import EXIT_CODES, GROUPS, default_of
 from launcher.job.options import OPTIONS
-from launcher.text import notes
 from launcher.text.words import flag
 
 HERE = Path(__file__).parent
-PAGES = [HERE / "options.md", HERE / "logs.md"]
+PAGES = [HERE / "options.md"]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -51,17 +50,9 @@ def exit_codes() -> str:
     return "\n".join([*table("code", "when"), *rows])
 
 
-def named(head: str, rows: Mapping[str, str]) -> str:
-    """Return a table of names and what they mean."""
-    lines = [f"| {code(name)} | {meaning} |" for name, meaning in rows.items()]
-    return "\n".join([*table(head, "meaning"), *lines])
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
-    "fields of events": lambda: named("field", notes.FIELDS),
-    "events": lambda: named("event", notes.EVENTS),
 }
 
 

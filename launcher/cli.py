@@ -17,16 +17,15 @@ from launcher.job.cluster import ALONE
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.result.causes import SUCCESS, Failure, Result, of_error, of_launcher, stopped
+from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
 from launcher.result.failure import earlier_failure, prepare_failure, write_failure
 from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
 
-# The tools in launcher_tools. Those in _BESIDE run next to a job or after it, and do not count for
-# a container's end.
+# The tools in launcher_tools. All but `local` run next to a job or after it, and do not count for a
+# container's end. None writes a failure file because of its own errors.
 _TOOLS = ("local", "doctor", "stacks", "timeline")
-_BESIDE = ("doctor", "stacks", "timeline")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -36,40 +35,46 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
-    name, argv = _command(argv)
+    name, *words = argv or [""]
+    if name == "init" and (not words or words[0].startswith("-")):
+        name, argv = "", words  # arguments that begin with a dash are a job's
+    elif name in ("init", *_TOOLS):
+        argv = words
+    else:
+        name = ""
     if not name and (text := _requested_text(argv)):
         show(text)
         return 0
-    if name not in _TOOLS:
+    is_tool = name in _TOOLS
+    if not is_tool:
         prepare_failure(environ)
     # From here on stops are recorded, even before there is anything to stop.
-    with Signals() as signals, registered({} if name in _BESIDE else environ) as report:
+    counts = not is_tool or name == "local"
+    with Signals() as signals, registered(environ if counts else {}) as report:
         try:
             if name == "init":
                 from launcher.container import init  # a job does not need it
 
                 result = init.run(argv, environ, signals)
-            elif name:
+            elif is_tool:
                 result = _run_tool(name, argv, environ, signals)
             else:
                 result = _launch(argv, environ, signals, report)
-        except LaunchError as error:
-            result = _failed(of_error(error), [str(error)], environ)
-        except Exception as error:  # the launcher's own, before or after the job
-            failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
-            result = _failed(failure, traceback_of(error), environ)
+        except Exception as error:
+            if isinstance(error, LaunchError):
+                failure, lines = of_error(error), [str(error)]
+            else:  # the launcher's own, before or after the job
+                failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
+                lines = traceback_of(error)
+            for line in lines:
+                log(line)
+            if not is_tool:
+                write_failure(failure.text, environ, quiet=True)
+            result = failure.result
         # A stop is too late now; Python itself takes 10 ms more to exit.
         signals.ignore_stops()
         report(result)
         return result.exit_code
-
-
-def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the command that the first word names ("" for a job), and its arguments."""
-    name, *words = argv or [""]
-    if name == "init" and (not words or words[0].startswith("-")):
-        return "", words  # arguments that begin with a dash are a job's
-    return (name, words) if name in ("init", *_TOOLS) else ("", argv)
 
 
 def _requested_text(argv: Sequence[str]) -> str:
@@ -81,13 +86,6 @@ def _requested_text(argv: Sequence[str]) -> str:
     return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
 
 
-def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) -> Result:
-    for line in lines:
-        log(line)
-    write_failure(failure.text, environ, quiet=True)
-    return failure.result
-
-
 def _run_tool(
     name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
 ) -> Result:
@@ -96,30 +94,22 @@ def _run_tool(
     Do not search sys.path for it, where there may be another. Raises LaunchError if it does not
     exist, because somebody has copied the folder launcher/ alone.
     """
-    import importlib
+    import importlib.util
 
     folder = os.path.dirname(PACKAGE)
-    others = sys.path[:]
-    sys.path[:] = [folder]
-    try:
-        importlib.import_module("launcher_tools")
-    except ModuleNotFoundError:
+    spec = importlib.machinery.PathFinder.find_spec("launcher_tools", [folder])
+    if spec is None:
         raise LaunchError(
             f"`sm-launch {name}` needs the package launcher_tools, which is not in {folder}; "
             "install or copy it there."
-        ) from None
-    finally:
-        sys.path[:] = others
+        )
+    sys.modules.setdefault("launcher_tools", importlib.util.module_from_spec(spec))  # without code
     tool: Any = importlib.import_module(f"launcher_tools.{name}")
     own = argv[: list(argv).index("--")] if "--" in argv else argv
     if arguments.wants_help(argv) or (name != "doctor" and {"-h", "--help"} & {*own}):
         show(tool.HELP)
         return SUCCESS
-    try:
-        result: Result = tool.run(argv, environ, signals)
-    except LaunchError as error:  # not for a failure file: it runs beside a job
-        log(str(error))
-        result = of_error(error).result
+    result: Result = tool.run(argv, environ, signals)
     return result
 
 

@@ -61,10 +61,20 @@ def code(page: Path, language: str) -> list[str]:
 
 
 def words(page: Path) -> int:
-    """Return how many words a page has, without the tables that docs/tables.py prints into it."""
+    """Return how many words a page has, without the tables between two comments."""
     text = page.read_text(encoding="utf-8")
     own = re.sub(r"<!-- (?!end).*?<!-- end -->", "", text, flags=re.DOTALL)
     return len(re.findall(r"\S*\w\S*", own))
+
+
+def named_in(page: Path, table: str) -> set[str]:
+    """Return the names in the first column of a page's table, between two comments."""
+    text = page.read_text(encoding="utf-8").partition(f"<!-- {table} -->")[2]
+    return {*re.findall(r"^\| `(\w+)` \|", text.partition("<!-- end -->")[0], re.MULTILINE)}
+
+
+# What events.jsonl may have: docs/logs.md lists it.
+EVENTS, FIELDS = (named_in(REPO / "docs" / "logs.md", of) for of in ("events", "fields of events"))
 
 
 def masked(line: str) -> str:

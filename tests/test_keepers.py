@@ -18,6 +18,7 @@ from launcher.run.events import (
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
+    LeaveRanks,
     RankEnded,
     RankExits,
     RankRuns,
@@ -115,7 +116,7 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
         keepers.ask({"poll": 1}, [77])
         keepers.ask({"stacks": 2})
         keepers.end(EndRanks(3, 15, 1.0, waits=True))
-        keepers.leave(1)
+        keepers.leave(LeaveRanks(1))
         end = {"number": 3, "signal": 15, "grace": 1.0, "waits": True, "at_once": False}
         rest = [{"end": end}, {"leave": 1}]
         stacks = {"ask": {"stacks": 2}}

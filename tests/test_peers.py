@@ -691,7 +691,8 @@ def test_messages_arrive_as_they_were_sent():
 
 def changed(message, name, value):
     """Return a message of the wire, of which a field has another value."""
-    return {type(message).__name__: {**wire(message)[type(message).__name__], name: value}}
+    (fields,) = wire(message).values()
+    return {type(message).__name__: {**dict(zip(message._fields, fields)), name: value}}
 
 
 NESTED = json.loads("[" * 900 + "]" * 900)

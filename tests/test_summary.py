@@ -1,6 +1,5 @@
 """The last lines of a host's log."""
 
-import contextlib
 import math
 import os
 import signal
@@ -146,12 +145,9 @@ def test_files_are_counted_that_are_new(tmp_path):
     assert files_below(folders, -60.0) == 0
 
 
-def test_a_folder_of_many_entries_or_that_hangs_is_not_known(tmp_path, monkeypatch):
-    for number in range(2001):
-        (tmp_path / str(number)).mkdir()
-    assert files_below([str(tmp_path)]) == -1
+def test_a_folder_that_hangs_is_not_known(tmp_path, monkeypatch):
     is_over = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", lambda _: is_over.wait() and contextlib.nullcontext([]))
+        patch.setattr(os, "walk", lambda _: is_over.wait() and [])
         assert files_below([str(tmp_path)]) == -1
         is_over.set()

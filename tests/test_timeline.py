@@ -8,13 +8,13 @@ import pytest
 from conftest import LAUNCHER, completed
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import EVENTS
 from simulation.job import Job
 from simulation.strategies import drawn
 from timelines import HOSTILE, large, line, wait_until_begun, write
 
 from launcher.errors import LaunchError
 from launcher.run import supervisor
-from launcher.text.notes import EVENTS
 from launcher_tools import timeline as tool
 from launcher_tools import timeline_page
 from launcher_tools.timeline_lanes import KINDS, MARKS, parsed, timeline

@@ -258,8 +258,8 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
             while not (said := arrived[host].readline()):
                 arrived[host].close()
                 arrived[host] = arrive(host)
-            assert json.loads(said) == {"Welcome": {"missing": ""}}
-        start = b'{"Start": {"attempt": 1, "port": 0}}\n'
+            assert json.loads(said) == {"Welcome": [""]}
+        start = b'{"Start": [1, 0]}\n'
         assert {file.readline() for file in arrived.values()} == {start}
         assert json.loads(first.stdout.readline()) == [True, None, [hard, hard]]
         line = f"launcher: each rank may have {hard} files open, and not {soft} (ulimit -n).\n"
@@ -346,7 +346,7 @@ def test_a_stop_while_something_else_listens_in_the_first_hosts_place(job):
             assert end.result == Result(143, "", 15) and not end.has_left
             assert [decoded(said.readline()) for _ in range(2)] == [
                 decoded(hello(HOSTS[1])),
-                {"Stop": {"number": 15}},
+                {"Stop": [15]},
             ]
             assert job.result() == end.result
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import LAUNCHER, poll
 
+from launcher.host.stepping import Stepping
 from launcher.peers import coordinator
 from launcher.peers.events import Arrived
 from launcher.peers.messages import Hello
-from launcher.text.log import described
 
 
 @pytest.fixture
@@ -102,6 +102,8 @@ def test_the_verbose_log_shows_no_arguments_of_the_script():
     hello = Hello("job", "algo-2", {"script's arguments": ["--key", "xyz"]}, 1)
     joins = Arrived(hello, "10.0.0.2")
     states = [SimpleNamespace(phase=coordinator.Running(), number=number) for number in (1, 2)]
-    line = described("hosts", states[0], joins, states[1], (), 1.5)
-    assert " on Arrived(hello=Hello(job='job', host='algo-2', " in line
-    assert "script's arguments" in line and "xyz" not in line
+    lines: list[str] = []
+    system = SimpleNamespace(now=lambda: 1.5, log=lines.append)
+    Stepping(system, states[0], lambda *_: (states[1], ()), "hosts").happens(joins)
+    said = "0.000 s: hosts Running on Arrived(hello=Hello(job='job', host='algo-2'), address="
+    assert lines[0].startswith(said) and "xyz" not in lines[0]

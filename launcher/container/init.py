@@ -52,7 +52,6 @@ from launcher.job import toolkit
 from launcher.job.options import INIT, KEEP_EXIT_CODE
 from launcher.job.prepare import prepare
 from launcher.result.causes import SUCCESS, Result, of_container
-from launcher.result.failure import version_of
 from launcher.run import supervisor
 from launcher.text.log import log
 from launcher.text.words import shortened, signal_name
@@ -111,8 +110,7 @@ class _Init:
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
         output = os.path.join(toolkit.base_dir(environ), "output")
-        failure_file = os.path.join(output, "failure")
-        before, kills = version_of(failure_file), oom_kills()
+        kills = oom_kills()
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
             self._command,
@@ -128,8 +126,8 @@ class _Init:
                 self._finish_deadline = None
                 self._end_command()
         reported = self.launchers.result
-        if reported and reported.stop_signal and version_of(failure_file) != before:
-            _remove_failure(failure_file, reported.exit_code)
+        if reported and reported.stop_signal:
+            _remove_failure(os.path.join(output, "failure"), reported.exit_code)
         # The toolkit writes `success` or `failure`. If it cannot write, it loses that exception and
         # ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ

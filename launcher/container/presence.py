@@ -104,17 +104,17 @@ class LauncherRegistry:
                 self._close(strangers[0])
 
     def _read(self, connection: socket.socket) -> None:
-        if connection not in self._pids:
-            return  # closed in this turn of the loop
         message = b""
         try:
             message = connection.recv(64)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # closed, perhaps in this turn of the loop
             pass
-        if self._pids[connection]:
-            self.result = _result_of(message) or self.result
+        if self._pids.get(connection):
+            if message != _NO_JOB:
+                code, stop_signal = map(int, message.split() or (KILLED.exit_code, 0))
+                self.result = Result(code, stop_signal=stop_signal)
         elif message == self._token.encode():
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid = self._pids[connection] = _CREDENTIALS.unpack(credentials)[0]
@@ -124,14 +124,6 @@ class LauncherRegistry:
         self._close(connection)
 
     def _close(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        connection.close()
-        del self._pids[connection]
-
-
-def _result_of(message: bytes) -> Result | None:
-    """Return the result in a launcher's message; None if it ran no job."""
-    if message == _NO_JOB:
-        return None
-    code, stop_signal = map(int, message.split() or (KILLED.exit_code, 0))
-    return Result(code, stop_signal=stop_signal)
+        if self._pids.pop(connection, None) is not None:
+            self._selector.unregister(connection)
+            connection.close()

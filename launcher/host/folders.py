@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -9,41 +11,24 @@ from collections.abc import Iterator, Sequence
 from launcher.host.within import within
 
 _SECONDS = 1.0  # for a count: a job's end waits for it
-_MOST_ENTRIES = 2000
 
 
 def files_below(folders: Sequence[str], age: float | None = None) -> int:
-    """Count the files below some folders, or only those that have changed within `age` seconds.
+    """Count the files below some folders that have changed within `age` seconds.
 
-    A folder that does not exist has none. Return -1 if a second or 2,000 entries were not enough.
-    Without an age, stop at the first file.
+    A folder that does not exist has none. Return -1 if a second was not enough. Without an age,
+    stop at the first file.
     """
-    since = 0.0 if age is None else time.time() - age
-
-    def count() -> int:
-        files = 0
-        for seen, changed in enumerate(_changes(folders), 1):
-            files += 0 < changed >= since
-            if files and age is None:
-                break
-            if seen > _MOST_ENTRIES:
-                return -1
-        return files
-
-    return within(_SECONDS, count, -1)
+    changes = _changes(folders)
+    if age is None:
+        return within(_SECONDS, lambda: len([*itertools.islice(changes, 1)]), -1)
+    since = time.time() - age
+    return within(_SECONDS, lambda: sum(changed >= since for changed in changes), -1)
 
 
 def _changes(folders: Sequence[str]) -> Iterator[float]:
-    """Yield when each entry has changed, in seconds since the epoch; 0 if it is not a file."""
-    rest = list(folders)
-    while rest:
-        try:
-            with os.scandir(rest.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        rest.append(entry.path)
-                        yield 0.0
-                    else:
-                        yield entry.stat(follow_symlinks=False).st_ctime
-        except OSError:  # it does not exist, or no longer
-            continue
+    """Yield when each file has changed, in seconds since the epoch."""
+    for top, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+        for name in names:
+            with contextlib.suppress(OSError):  # it is gone
+                yield os.lstat(os.path.join(top, name)).st_ctime

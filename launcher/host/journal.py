@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import time
-from collections.abc import Iterator
 from typing import Callable
 
 from launcher.text.notes import Note
@@ -38,49 +36,33 @@ class Journal:
 
     def note(self, note: Note, attempt: int, now: float) -> None:
         """Write a line about something that happens now, in an attempt."""
-        writer = self._writer
-        if writer is None:
+        if self._writer is None:
             return
         utc = time.time()
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(utc))
         cause = note.cause.partition("\n")[0].removeprefix("launcher: ")
-        note = note._replace(
-            host=note.host or self._host,
-            cause=shortened(cause, _LONGEST_CAUSE),
-            since=None if note.since is None else round(note.since - self._began, 3),
-        )
+        values = {
+            **note._asdict(),
+            "host": note.host or self._host,
+            "cause": shortened(cause, _LONGEST_CAUSE),
+            "since": None if note.since is None else round(note.since - self._began, 3),
+        }
         line = {
             "utc": f"{second}.{int(utc % 1 * 1000):03d}Z",
             "seconds": round(now - self._began, 3),
             "attempt": attempt,
+            "rank": note.rank,
+            **{name: value for name, value in values.items() if value not in (None, "", ())},
         }
-        for name, value in note._asdict().items():
-            if name == "rank" or value not in (None, "", ()):
-                line[name] = value
-        writer.add((json.dumps(line) + "\n").encode())
+        self._writer.add((json.dumps(line) + "\n").encode())
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         if self._writer is None:
             return
-        with self._no_errors():
-            self._file = self._file or self._opened()
-            while data:
-                data = data[os.write(self._file.fileno(), data) :]
-
-    def _opened(self) -> io.FileIO:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # A pipe without a reader may have this name: do not wait for it.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        file = io.FileIO(os.open(self._path, flags, 0o644), "r+")
-        size = os.fstat(file.fileno()).st_size
-        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            os.write(file.fileno(), b"\n")  # after a line that a full disk has cut off
-        return file
-
-    @contextlib.contextmanager
-    def _no_errors(self) -> Iterator[None]:
         try:
-            yield
+            self._file = self._file or _opened(self._path)
+            while line:
+                line = line[self._file.write(line) :]
         except Exception as error:  # a full disk, a read-only folder, our own bug
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
@@ -90,3 +72,11 @@ class Journal:
         """Wait until all is written, but not for a folder that hangs."""
         if self._writer:
             self._writer.flush(_END_SECONDS)
+
+
+def _opened(path: str) -> io.FileIO:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    file = io.FileIO(path, "a+")
+    if (size := file.tell()) and os.pread(file.fileno(), 1, size - 1) != b"\n":
+        file.write(b"\n")  # after a line that a full disk has cut off
+    return file

@@ -5,6 +5,7 @@ Handlers, because execve(2) resets them; ranks would inherit ignored signals.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 
@@ -16,10 +17,8 @@ _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 def left_alone(number: int) -> str:
     """Return the log line for one of OTHERS."""
-    return (
-        f"{signal_name(number)}: ignored; it is not a stop signal, and is not forwarded to "
-        "the ranks."
-    )
+    why = "it is not a stop signal, and is not forwarded to the ranks"
+    return f"{signal_name(number)}: ignored; {why}."
 
 
 class Signals:
@@ -74,15 +73,12 @@ class Signals:
         Each of OTHERS is returned only once.
         """
         seen, self._seen = self._seen, b""
-        try:
-            new = self._reader.recv(4096)
-        except BlockingIOError:
-            return seen
-        for number in new:
-            if number not in self._others:
-                seen += bytes([number])
-            if number in OTHERS:
-                self._others.add(number)
+        with contextlib.suppress(BlockingIOError):
+            for number in self._reader.recv(4096):
+                if number not in self._others:
+                    seen += bytes([number])
+                if number in OTHERS:
+                    self._others.add(number)
         return seen
 
     def stop(self) -> int:

@@ -10,13 +10,17 @@ import collections
 from typing import Any, Callable
 
 from launcher.host.system import System
-from launcher.text.log import described
+from launcher.text.notes import Note
+from launcher.text.words import Log, shortened
+
+_CHARACTERS = 320  # of an event, or of an action, that --launcher-verbose shows
 
 
 class Stepping:
     """A state machine and its effects; a subclass carries out each action: `_do(action)`.
 
-    With a `name`, steps are logged.
+    With a `name`, steps are logged: "3.214 s: run Running to Ending on End(number=1, ...):
+    EndRanks(...)", where 3.214 s have passed since the launcher's start.
     """
 
     def __init__(
@@ -52,10 +56,13 @@ class Stepping:
     def _decide(self, event: Any) -> tuple[Any, ...]:
         before, now = self.state, self._system.now()
         self.state, actions = self._step(before, event, now)
-        if self._name:
-            line = described(self._name, before, event, self.state, actions, now - self._began)
-            if line:
-                self._system.log(line)
+        if self._name and (actions or before != self.state):
+            was, phase = type(before.phase).__name__, type(self.state.phase).__name__
+            to = "" if was == phase else f" to {phase}"
+            seen = [event, *(each for each in actions if not isinstance(each, (Log, Note)))]
+            on, *does = (shortened(repr(each), _CHARACTERS) for each in seen)
+            line = ": ".join(filter(None, [f"{self._name} {was}{to} on {on}", ", ".join(does)]))
+            self._system.log(f"{now - self._began:.3f} s: {line}")
         return actions
 
     def _do(self, action: Any) -> None:

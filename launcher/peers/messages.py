@@ -2,7 +2,7 @@
 
 Each host's launcher keeps one TCP connection to that of the first host, the coordinator
 (`--launcher-peer-port`), which decides for all; the others are members. A message is a line of
-JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
+JSON, at most 64 KiB, {"Name": [value of each field, ...]}, in this order:
 
     a member                        the coordinator
     Hello                           Welcome, or disconnects; every 30 s again, with who is missing
@@ -55,6 +55,9 @@ class Hello(NamedTuple):
     host: str
     fingerprint: Mapping[str, Any]
     grace: float
+
+    def __repr__(self) -> str:  # the fingerprint has the script's arguments, which may be secret
+        return f"Hello(job={self.job!r}, host={self.host!r})"
 
 
 class Failed(NamedTuple):
@@ -177,7 +180,7 @@ def _comparable(value: Any) -> Any:
 
 def to_wire(message: Message) -> Mapping[str, Any]:
     """Return the JSON object of a message."""
-    return {type(message).__name__: wire.written(message)}
+    return {type(message).__name__: message}
 
 
 def from_stranger(message: Mapping[str, Any]) -> Hello:

@@ -10,17 +10,13 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from launcher.text.notes import Note
-from launcher.text.words import Log, printable, short, shortened
+from launcher.text.words import printable
 from launcher.text.writer import Writer, write_all
 
 _WAITING_LINES = 1000  # at most, that wait for a reader
 _END_SECONDS = 1.0  # at the end, for a reader to catch up
-_VALUE_CHARACTERS = 80  # of a value that --launcher-verbose shows
-
 
 _lost = 0  # lines that were dropped, because nothing read the log
 _kept: list[str] | None = None
@@ -28,10 +24,11 @@ _kept: list[str] | None = None
 
 def log(message: str) -> None:
     """Log one line. A closed, full or unread stderr must not cost the job."""
+    global _lost
     if _kept is not None:
         _kept.append(printable(message))
-    elif sys.stderr is not None:  # if stderr is closed, 2 may be another file of ours
-        _add(_encoded(message))
+    elif not relay(_encoded(message)):
+        _lost += 1
 
 
 @contextlib.contextmanager
@@ -47,11 +44,11 @@ def kept() -> Iterator[list[str]]:
 
 
 def relay(lines: bytes) -> bool:
-    """Write lines of torchrun's to stderr; return False if too many wait for a reader."""
+    """Write lines to stderr as they are; return False if too many wait for a reader."""
     if _WRITER.waiting >= _WAITING_LINES:
         return False
-    if sys.stderr is not None and lines:
-        _add(lines)
+    if sys.stderr is not None and lines:  # if stderr is closed, 2 may be another file of ours
+        _WRITER.add(lines)
     return True
 
 
@@ -66,24 +63,12 @@ def show(text: str) -> None:
     In bytes: arguments need not be text in this terminal's encoding.
     """
     flush()
-    data = os.fsencode(text + "\n")
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except (AttributeError, OSError, ValueError):  # no stdout at all, full, closed
-        pass
+    if sys.stdout is not None:
+        write_all(1, os.fsencode(text + "\n"))
 
 
 def _encoded(message: str) -> bytes:
     return f"launcher: {printable(message)}\n".encode("utf-8", "backslashreplace")
-
-
-def _add(line: bytes) -> None:
-    global _lost
-    if _WRITER.waiting < _WAITING_LINES:
-        _WRITER.add(line)
-    else:
-        _lost += 1
 
 
 def _write(line: bytes) -> None:
@@ -93,9 +78,8 @@ def _write(line: bytes) -> None:
     write_all(2, line)
     if _lost and _WRITER.waiting <= 1:  # this line
         lost, _lost = _lost, 0
-        _write(
-            _encoded(f"{lost} lines of this log were not written, because nothing was reading it.")
-        )
+        why = "were not written, because nothing was reading it"
+        write_all(2, _encoded(f"{lost} lines of this log {why}."))
 
 
 _WRITER = Writer(_write)
@@ -108,32 +92,3 @@ def traceback_of(error: BaseException) -> list[str]:
 
     texts = traceback.format_exception(type(error), error, error.__traceback__)
     return "".join(texts).splitlines()
-
-
-def described(
-    machine: str, before: Any, event: Any, after: Any, actions: Any, seconds: float
-) -> str:
-    """Return what --launcher-verbose logs of a step of a state machine; "" if it changed nothing.
-
-    "3.214 s: run Running to Ending on End(number=1, ...): EndRanks(...)", where
-    `seconds` have passed since the launcher's start.
-    """
-    was, now = type(before.phase).__name__, type(after.phase).__name__
-    if not actions and (after == before or (was == now and type(event).__name__ == "Time")):
-        return ""  # at most a due time has changed
-    to = "" if was == now else f" to {now}"
-    done = ", ".join(_written(each) for each in actions if not isinstance(each, (Log, Note)))
-    return f"{seconds:.3f} s: {machine} {was}{to} on {_written(event)}" + (done and f": {done}")
-
-
-def _written(value: Any) -> str:
-    """Return an event, an action or one of its values as Python writes it, but cut if it is long.
-
-    Of a mapping, only the keys: the values that hosts compare include the script's arguments, which
-    may be secret.
-    """
-    if hasattr(value, "_fields"):
-        fields = zip(value._fields, value)
-        named = ", ".join(f"{name}={_written(part)}" for name, part in fields)
-        return shortened(f"{type(value).__name__}({named})", _VALUE_CHARACTERS * 4)
-    return short(list(value) if isinstance(value, Mapping) else value, _VALUE_CHARACTERS)

@@ -1,34 +1,21 @@
-"""Converts messages to JSON and back, by the types of their fields. Pure.
+"""Reads messages from JSON, by the types of their fields. Pure.
 
     class Stop(NamedTuple):
         number: int
 
-    read(Stop, {"number": 15}) == Stop(15)
+    read(Stop, [15]) == read(Stop, {"number": 15}) == Stop(15)
 
-A message is a NamedTuple. Its fields may be NamedTuples, enums, tuples, and JSON's own types. A
-NamedTuple with a method `short` is written as the list of its first fields; the others get their
-defaults. Texts are cut, and made printable, where they are shown.
+A message is a NamedTuple. Its fields may be NamedTuples, numbered enums, tuples, and JSON's own
+types. Python's json writes all of these as lists and numbers. Fields at the end that have defaults
+may be absent. Texts are cut, and made printable, where they are shown.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
-
-
-def written(value: Any) -> Any:
-    """Return a message, or one of its values, as a value for JSON."""
-    if isinstance(value, enum.Enum):
-        return value.name
-    if not isinstance(value, tuple):
-        return value
-    if hasattr(value, "short"):
-        return value.short()
-    if hasattr(value, "_fields"):
-        return {name: written(part) for name, part in zip(value._fields, value)}
-    return [written(part) for part in value]
 
 
 def read(kind: Any, value: Any) -> Any:
@@ -46,11 +33,13 @@ def read(kind: Any, value: Any) -> Any:
     if kind in (bool, int, str):
         return _of(kind, value)
     if issubclass(kind, enum.Enum):
-        return kind[_one_of(kind.__members__, _of(str, value))]
-    if hasattr(kind, "short") and isinstance(value, list):
-        value = {**kind._field_defaults, **dict(zip(kind._fields, value))}
-    fields, hints = _of(dict, value), _hints(kind)
-    return kind(*(read(hint, fields[_one_of(fields, name)]) for name, hint in hints.items()))
+        return kind(_of(int, value))
+    hints = _hints(kind)
+    given = dict(zip(hints, value)) if isinstance(value, list) else _of(dict, value)
+    fields = {name: read(hints[name], given[name]) for name in hints if name in given}
+    if not {*hints} <= {*fields, *kind._field_defaults}:
+        raise ValueError(value)
+    return kind(**fields)
 
 
 def _tuple(kinds: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
@@ -65,12 +54,6 @@ def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind:  # True is an int, too
         raise ValueError(value)
     return value
-
-
-def _one_of(names: Collection[str], name: str) -> str:
-    if name not in names:
-        raise ValueError(name)
-    return name
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 MOST_GROUPS = 64  # of a rank's reply, at most
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
@@ -51,16 +51,6 @@ class Group(NamedTuple):
             return range(int(first), min(int(last), _MOST_RANKS) + 1, int(step or 1))
         except ValueError:
             return ()
-
-    def short(self) -> list[Any]:
-        """Return its fields, without those at the end that have their defaults.
-
-        Most groups have little to report: wire.py writes them in this form, and ranks send it.
-        """
-        fields = list(self)
-        while fields[1:] and fields[-1] == self._field_defaults[self._fields[len(fields) - 1]]:
-            fields.pop()
-        return fields
 
 
 class StalledRank(NamedTuple):
