@@ -22,7 +22,7 @@ from launcher.host.signals import Signals
 from launcher.job.options import RUN_DIR
 from launcher.result.causes import SUCCESS, Result, stopped
 from launcher.text.log import show
-from launcher.text.protocol import Lines, decoded, encoded
+from launcher.text.protocol import decoded, encoded
 from launcher.text.words import printable
 
 _TO_CONNECT, _TO_ANSWER = 2, 8  # s; hosts answer within 3
@@ -74,7 +74,7 @@ def _folders() -> set[str]:
 
 def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
     """Return the answer of a folder's launcher: {} if none, also at a stop; None if it has gone."""
-    lines, by = Lines(_LIMIT), time.monotonic() + _TO_ANSWER
+    line, by = b"", time.monotonic() + _TO_ANSWER
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TO_CONNECT)
         try:
@@ -83,13 +83,14 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError):
             connection.sendall(encoded({"want_stacks": True}))
-            while not signals.stop() and (left := by - time.monotonic()) > 0:
+            while not (line.endswith(b"\n") or len(line) > _LIMIT or signals.stop()):
+                left = max(0.0, by - time.monotonic())
                 ready, _, _ = select.select([connection, signals], [], [], left)
-                data = connection.recv(1 << 16) if connection in ready else None
-                for line in lines.feed(data or b""):
-                    answer = decoded(line)
-                    if isinstance(answer["lines"], list):
-                        return {**answer, "uid": os.stat(folder).st_uid}
-                if data == b"":
+                data = connection.recv(1 << 16) if connection in ready else b""
+                if not data and signals not in ready:  # it is late, or has gone
                     break
+                line += data
+            answer = decoded(line)
+            if isinstance(answer["lines"], list):
+                return {**answer, "uid": os.stat(folder).st_uid}
     return {}

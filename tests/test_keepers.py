@@ -18,7 +18,6 @@ from launcher.run.events import (
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
-    LeaveRanks,
     RankEnded,
     RankExits,
     RankRuns,
@@ -116,7 +115,7 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
         keepers.ask({"poll": 1}, [77])
         keepers.ask({"stacks": 2})
         keepers.end(EndRanks(3, 15, 1.0, waits=True))
-        keepers.leave(LeaveRanks(1))
+        keepers.leave(1)
         end = {"number": 3, "signal": 15, "grace": 1.0, "waits": True, "at_once": False}
         rest = [{"end": end}, {"leave": 1}]
         stacks = {"ask": {"stacks": 2}}
@@ -258,7 +257,7 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(keepers):
         keepers.act_until(lambda: StacksRequest() in keepers.told)
     keepers.act_until(lambda: not keepers._connections)
     with connect({"want_stacks": True}) as other:
-        keepers.act_until(lambda: any(one.wants_stacks for one in keepers._connections))
+        keepers.act_until(lambda: keepers._stacks_requests)
         assert keepers.told == [StacksRequest()]
         keepers.reply_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'

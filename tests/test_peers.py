@@ -420,7 +420,7 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
         failure = failed("was killed by SIGABRT (signal 6)", attempt)
         failure = failure._replace(failure=failure.failure._replace(more=line.format(attempt)))
         (end,) = first.hears(SECOND, failure, 10 * attempt)
-        assert (" (for the second time)" in end.message.restart) is again
+        assert (" (2 times so far)" in end.message.restart) is again
         assert line.format(attempt) in end.message.restart
         first.clears(HOSTS, attempt, 10 * attempt + 1)
 

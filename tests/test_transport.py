@@ -28,7 +28,7 @@ from launcher.peers.connection import Connection
 from launcher.peers.listener import STRANGERS
 from launcher.peers.messages import Failed, Stop
 from launcher.result.causes import Cause, Failure, Result
-from launcher.text.protocol import Lines, decoded, encoded
+from launcher.text.protocol import LineSocket, decoded, encoded
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
@@ -288,11 +288,17 @@ def test_a_message_is_an_object_without_endless_numbers(line):
 
 
 def test_lines_come_in_pieces_and_have_a_limit():
-    lines = Lines(8)
-    assert lines.feed(b'{"a"') == []
-    assert lines.feed(b": 1}\n{}\n12345678") == [b'{"a": 1}', b"{}"]
-    with pytest.raises(ValueError):
-        lines.feed(b"9")
+    ours, theirs = socket.socketpair()
+    with theirs, selectors.DefaultSelector() as selector:
+        lines = LineSocket(ours, 8, selector, print)
+        assert lines.read() == []
+        for data, read in ((b'{"a"', []), (b": 1}\n{}\n12345678", [b'{"a": 1}', b"{}"])):
+            theirs.send(data)
+            assert lines.read() == read
+        theirs.send(b"9")
+        with pytest.raises(ValueError):
+            lines.read()
+        lines.close()
 
 
 @pytest.mark.parametrize("line", [*INVALID[:5], b"{}", b'{"Stop": {"number": 9}}'])

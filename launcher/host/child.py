@@ -18,7 +18,6 @@ from launcher.host.signals import Signals
 from launcher.text.protocol import LineSocket, decoded, encoded
 
 _POLL_SECONDS = 0.1  # between two checks for a stop
-_SEND_SECONDS = 5.0  # for a helper to read a message; the kernel buffers 200 KB
 _REPLY_BYTES = 1 << 22  # of a helper's longest line
 
 
@@ -95,12 +94,11 @@ class Helper:
             except LaunchError as error:
                 self._end = f"{name} cannot be started: {str(error).rstrip('.')}"
         self._lines = LineSocket(ours, _REPLY_BYTES, selector, self._read)
-        ours.settimeout(_SEND_SECONDS)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the helper has ended: its end is reported."""
         with contextlib.suppress(OSError):
-            self._lines.socket.sendall(encoded(message))
+            self._lines.send(encoded(message))
 
     def _read(self, lines: LineSocket) -> None:
         try:

@@ -32,11 +32,12 @@ class Journal:
         self._host, self._began, self._log = host, began, log
         self._path = os.path.join(host_folder(folder, host), NAME)
         self._file: io.FileIO | None = None
-        self._writer = Writer(self._write) if folder else None  # None also after an error
+        self._writer = Writer(self._write)
+        self._is_off = not folder  # also after an error
 
     def note(self, note: Note, attempt: int, now: float) -> None:
         """Write a line about something that happens now, in an attempt."""
-        if self._writer is None:
+        if self._is_off:
             return
         utc = time.time()
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(utc))
@@ -57,7 +58,7 @@ class Journal:
         self._writer.add((json.dumps(line) + "\n").encode())
 
     def _write(self, line: bytes) -> None:
-        if self._writer is None:
+        if self._is_off:
             return
         try:
             self._file = self._file or _opened(self._path)
@@ -66,12 +67,11 @@ class Journal:
         except Exception as error:  # a full disk, a read-only folder, our own bug
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
-            self._writer = None
+            self._is_off = True
 
     def close(self) -> None:
         """Wait until all is written, but not for a folder that hangs."""
-        if self._writer:
-            self._writer.flush(_END_SECONDS)
+        self._writer.flush(_END_SECONDS)
 
 
 def _opened(path: str) -> io.FileIO:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from launcher.errors import LaunchError
 from launcher.text.log import log
 
-PREFIX, SOCKET = "sm-launch-", "socket"  # of the folder's name; of the socket in it
+_PREFIX, SOCKET = "sm-launch-", "socket"  # of the folder's name; of the socket in it
 _BACKLOG = 128  # connections that keepers wait for
 _PARENT_BYTES = 60  # of the parent folder's path: a socket's path has at most 107 (unix(7))
 
@@ -22,14 +22,14 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[tuple[str, socket.socket]]:
 
     Raises LaunchError.
     """
-    parent = _parent(environ)
+    parent = environ.get("TMPDIR") or "/tmp"
     if (length := len(os.fsencode(parent))) > _PARENT_BYTES:
         parent = "/tmp"
         log(
             f"TMPDIR is too long for a socket in it ({length} bytes; expected at most "
             f"{_PARENT_BYTES}): {parent} is used instead."
         )
-    folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
+    folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # fails if it exists
     except OSError as error:
@@ -50,19 +50,11 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[tuple[str, socket.socket]]:
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:
     """Remove the folder of a launcher that was killed."""
-    for parent in {_parent(environ), "/tmp"}:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(parent):
-                if name.startswith(_prefix(pid)):
-                    remove(os.path.join(parent, name))
+    import glob  # only `sm-launch local` needs it
 
-
-def _parent(environ: Mapping[str, str]) -> str:
-    return environ.get("TMPDIR") or "/tmp"
-
-
-def _prefix(pid: int) -> str:
-    return f"{PREFIX}{pid}-"
+    for parent in {environ.get("TMPDIR") or "/tmp", "/tmp"}:
+        for folder in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}{pid}-*")):
+            remove(folder)
 
 
 def remove(folder: str) -> None:

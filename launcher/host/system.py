@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import resource
 import selectors
-import signal
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from launcher.errors import WARNINGS, LaunchError
+from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills, refused_processes
 from launcher.host.child import Helper
-from launcher.host.folders import files_below
 from launcher.host.network import connected, listen
 from launcher.host.run_dir import run_dir
 from launcher.host.signals import Signals
@@ -52,7 +50,6 @@ class System:
     log = staticmethod(log)
     listen = staticmethod(listen)
     run_dir = staticmethod(run_dir)
-    files_below = staticmethod(files_below)
     oom_kills = staticmethod(oom_kills)
     refused_processes = staticmethod(refused_processes)
     kill_tree = staticmethod(processes.kill_tree)
@@ -125,11 +122,6 @@ class System:
         self.selector.register(bell, selectors.EVENT_READ, rings)
 
     # Processes.
-
-    @staticmethod
-    def ignored() -> list[int]:
-        """Return the warnings of a scheduler that this process ignored at its start."""
-        return [number for number in WARNINGS if signal.getsignal(number) == signal.SIG_IGN]
 
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], *, folder: str, stderr: int

@@ -58,7 +58,7 @@ from launcher.peers.state import (
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.notes import Note
-from launcher.text.words import Log, lasted, listed, ordinal, short
+from launcher.text.words import Log, lasted, listed, short
 from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
 
@@ -261,7 +261,7 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     before = state.failed.count(failure.what)
     if before:
-        why += f" (for the {ordinal(before + 1)} time)"
+        why += f" ({before + 1} times so far)"
     state = state._replace(failed=(*state.failed, failure.what))
     return _end(state, SUCCESS, now, failures, f"{why}; restarting all ranks.")
 

@@ -23,8 +23,9 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from launcher import PACKAGE
-from launcher.errors import STOPS, LaunchError
+from launcher.errors import STOPS, WARNINGS, LaunchError
 from launcher.host.child import Helper
+from launcher.host.folders import files_below
 from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
 from launcher.host.stepping import Stepping
@@ -327,8 +328,8 @@ class Supervisor(Stepping):
         folders = [os.path.join(base, name) for name in _UPLOADED]
         if phase.why is Why.STOP:
             age = self._system.now() - self.state.times.closes
-            return self._system.files_below(folders[-1:], age)
-        return self._system.files_below(folders) if phase.why is Why.SUCCESS else -1
+            return files_below(folders[-1:], age)
+        return files_below(folders) if phase.why is Why.SUCCESS else -1
 
     def _start_torchrun(self) -> None:
         job, plan = self.state.job, self.state.job.plan
@@ -371,7 +372,7 @@ class Supervisor(Stepping):
         return {
             "environ": environ,
             "grace": options.grace,
-            "ignored": self._system.ignored(),
+            "ignored": [n for n in WARNINGS if signal.getsignal(n) == signal.SIG_IGN],
             "log": log,
             "shows": not ranks or any(rank in some for some in ranks),
             "prefix": f"[rank {rank}] " if options.log_prefix else "",

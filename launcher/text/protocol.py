@@ -33,21 +33,6 @@ def decoded(line: bytes) -> dict[str, Any]:
     return message
 
 
-class Lines:
-    """Splits a connection's data into lines; `limit` bounds the bytes of an incomplete line."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._incomplete = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now. Raises ValueError beyond the limit."""
-        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
-        if len(self._incomplete) > self._limit:
-            raise ValueError("a line is too long")
-        return lines
-
-
 class LineSocket:
     """A socket for lines, whose other end is never waited for.
 
@@ -63,7 +48,8 @@ class LineSocket:
         read_it: Callable[[Any], None],
     ) -> None:
         connection.setblocking(False)
-        self.socket, self._selector, self._lines = connection, selector, Lines(limit)
+        self.socket, self._selector = connection, selector
+        self._limit, self._incomplete = limit, b""
         selector.register(connection, selectors.EVENT_READ, functools.partial(read_it, self))
 
     def read(self) -> list[bytes]:
@@ -77,7 +63,10 @@ class LineSocket:
             return []
         if not data:
             raise EOFError
-        return self._lines.feed(data)
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+        if len(self._incomplete) > self._limit:
+            raise ValueError("a line is too long")
+        return lines
 
     def send(self, line: bytes) -> bool:
         """Send a line at once; tell whether the kernel took all of it.
@@ -117,8 +106,4 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_finite)

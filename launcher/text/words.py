@@ -82,13 +82,6 @@ def plural(count: object, word: str, ending: str = "s") -> str:
     return f"{count} {word}" if str(count) == "1" else f"{count} {word}{ending}"
 
 
-def ordinal(number: int) -> str:
-    """Return a number above 1 as an ordinal: second, third, 4th."""
-    words = {2: "second", 3: "third"}
-    of_ten = {1: "st", 2: "nd", 3: "rd"} if number % 100 // 10 != 1 else {}
-    return words.get(number, f"{number}{of_ten.get(number % 10, 'th')}")
-
-
 def flag(name: str) -> str:
     """Return the spelling of a field's option: `rdzv_port` gives `--launcher-rdzv-port`."""
     return PREFIX + name.replace("_", "-")

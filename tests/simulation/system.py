@@ -237,10 +237,6 @@ class System:
 
     # The network.
 
-    def files_below(self, folders: Sequence[str], age: float | None = None) -> int:
-        """Return that it is not known what lies there."""
-        return -1
-
     def open_files(self) -> tuple[int, int]:
         """Return how many files there can be open, and are."""
         return (8 if self.job.of(self.machine, What.TOO_FEW_FILES) else 1 << 16), 0
@@ -326,10 +322,6 @@ class System:
         """Return the letter of a process, as in proc(5)."""
         process = self.job.processes[pid]
         return ("D" if process.is_held else "S") if process.runs else ""
-
-    def ignored(self) -> list[int]:
-        """Return that no signals were ignored."""
-        return []
 
     def kill_tree(self, pid: int, *, below: bool) -> None:
         """Kill a process, and perhaps all below it."""
