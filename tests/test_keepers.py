@@ -257,7 +257,7 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(keepers):
         keepers.act_until(lambda: StacksRequest() in keepers.told)
     keepers.act_until(lambda: not keepers._connections)
     with connect({"want_stacks": True}) as other:
-        keepers.act_until(lambda: keepers._stacks_requests)
+        keepers.act_until(lambda: any(one.wants_stacks for one in keepers._connections))
         assert keepers.told == [StacksRequest()]
         keepers.reply_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'
