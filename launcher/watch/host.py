@@ -296,7 +296,7 @@ class Watch:
 
 
 def _size_of(found: Mapping[int, StalledRank]) -> int:
-    return len(json.dumps((tuple(found.values()))))
+    return len(json.dumps(tuple(found.values())))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:
