@@ -1,4 +1,4 @@
-"""The stop that saves, and the resume, for a model that fits on one rank. Needs torch alone.
+"""Save at a stop, and resume, for a model that fits on one rank. Needs only torch.
 
     device = join_group()
     progress = Progress(device)
@@ -13,8 +13,8 @@
             loss, accuracy = progress.end_epoch()
             checkpoints.save(progress)  # or before a long validation, which is then repeated
 
-All ranks call these together. Rank 0 alone reads and writes files, so that the folder has to be on
-the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri).
+All ranks call these together. Only rank 0 reads and writes files, so only the first host needs the
+folder; SageMaker keeps it for the next start (checkpoint_s3_uri).
 """
 
 import copy
@@ -46,12 +46,12 @@ class Progress:
 
     def __init__(self, device):
         self.epoch = 0
-        self.samples = 0  # of the epoch, that all ranks together have seen
+        self.samples = 0  # of this epoch, seen by all ranks together
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # this rank's
         self.history = []
 
     def count(self, loss, logits, labels):
-        """Count a batch of this rank, and those of the other ranks, which are as large."""
+        """Count this rank's batch, and those of the other ranks, which are equally large."""
         correct = (logits.argmax(dim=1) == labels).sum()
         # On the device: a tensor copied there from the CPU would wait for the GPU.
         count = torch.full_like(correct, len(labels))
@@ -65,7 +65,7 @@ class Progress:
         return sums
 
     def end_epoch(self):
-        """Return the epoch's mean loss and accuracy, and go on to the next."""
+        """Return the epoch's mean loss and accuracy, and begin the next epoch."""
         sums = self.sums_of_all()
         self.sums.zero_()
         self.epoch, self.samples = self.epoch + 1, 0
@@ -73,12 +73,12 @@ class Progress:
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that can go on in the middle of an epoch."""
+    """A DistributedSampler that can resume in the middle of an epoch."""
 
     start = 0
 
     def set_epoch(self, epoch, start=0):
-        """Choose the epoch's order, and how many samples of it all ranks together have seen."""
+        """Set the epoch, and how many of its samples all ranks together have seen."""
         super().set_epoch(epoch)
         self.start = start
 
@@ -87,17 +87,17 @@ class ResumableSampler(DistributedSampler):
 
 
 class Checkpoints:
-    """Writes checkpoints, finds the newest whole one, and hears of a stop.
+    """Writes checkpoints, finds the newest complete one, and notices a stop.
 
-    `made_for` says in plain values what a checkpoint can be used for (script, model, classes,
-    seed, learning rate); with one made for something else the job ends, and leaves it as it is.
-    `parts` are what has a state_dict(); rank 0's is saved. With folder "" nothing is kept. Only in
-    the main thread, and after join_group().
+    `made_for` are plain values that identify the training (script, model, classes, seed, learning
+    rate); a checkpoint with other values ends the job, and is not changed. `parts` have a
+    state_dict(); rank 0's is saved. With folder "" nothing is saved. Only in the main thread, and
+    after join_group().
     """
 
     def __init__(self, folder, made_for, parts):
         self.folder, self.made_for, self.parts = folder, made_for, parts
-        # What is said here is in main memory, and must not wait for a GPU.
+        # For messages between ranks: in main memory, they do not wait for a GPU.
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._signal = 0
         self._saved = ""  # the newest one's path
@@ -123,10 +123,10 @@ class Checkpoints:
         self._signal = number
 
     def leave_if_stopped(self, progress):
-        """End this process, once all is saved, if any rank was told to stop.
+        """Save and end this process if any rank was told to stop.
 
-        Ranks hear of a stop at different steps, and all have to leave after the same one. So they
-        ask one another in every step, which costs little: it is one number.
+        Ranks notice a stop at different steps, and all must leave after the same step. So they ask
+        one another in every step, which costs little: it is one number.
         """
         number = torch.tensor(self._signal)
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group)
@@ -191,7 +191,7 @@ class Checkpoints:
         end_together(self._error, self._group)
 
     def load(self, progress):
-        """Go on from what was saved last, if anything was, on all ranks alike."""
+        """Resume all ranks from the last checkpoint, if there is one."""
         found = [None]
         try:
             if dist.get_rank() == 0:
@@ -216,7 +216,7 @@ class Checkpoints:
                 torch.cuda.set_rng_state(mine["cuda"])
 
     def _read(self):
-        """Return the newest whole checkpoint's bytes; name those that are passed over."""
+        """Return the bytes of the newest complete checkpoint; name those that are skipped."""
         for name in reversed(self._names()):
             path = os.path.join(self.folder, name)
             try:
@@ -253,9 +253,9 @@ def _unpack(data):
 def prime(ddp_model, forward):
     """Run one step of a DistributedDataParallel model that changes nothing, before load().
 
-    After its first step it lays its buckets out anew (Reducer::rebuild_buckets), and where a number
-    lies in a bucket decides in which order gloo adds up those of the ranks. A job that resumes
-    would round its first step otherwise than one that never stopped, had it not had one already.
+    After its first step it rearranges its buckets (Reducer::rebuild_buckets), and the place of a
+    number in a bucket decides in which order gloo adds the ranks' numbers. So without this step a
+    resumed job would round its first step differently from one that never stopped.
     """
     before = copy.deepcopy(ddp_model.module.state_dict())
     forward(ddp_model).sum().backward()
@@ -264,7 +264,7 @@ def prime(ddp_model, forward):
 
 
 def join_group():
-    """Join the group that torchrun's variables describe, or be one alone; return our device."""
+    """Join the group of torchrun's variables, or make a group of one; return our device."""
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
         device, backend = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), "nccl"
@@ -298,10 +298,10 @@ def end_host(message):
 def leave_group():
     """Destroy the process group, in main()'s `finally`, once its threads have nothing left to do.
 
-    DistributedDataParallel refers to itself, and the frames of an error or a stop hold it. While it
-    lives, so do gloo's threads, and one that frees its last work too late aborts the process at
-    exit (torch 2.13, 1 run in 10). destroy_process_group() waits for them with Python's lock, which
-    one that still has a tensor to free waits for in turn (torch 2.4): a deadlock.
+    DistributedDataParallel refers to itself, and the frames of an error or a stop hold it. Gloo's
+    threads live as long as it does, and a thread that frees its last work too late aborts the
+    process at exit (torch 2.13, 1 run in 10). destroy_process_group() waits for these threads while
+    it holds Python's lock, for which a thread with a tensor to free waits (torch 2.4): a deadlock.
     """
     traceback.clear_frames(sys.exc_info()[2])
     gc.collect()

@@ -1,4 +1,4 @@
-"""The least that trains right on any number of hosts: a small model learns the arms of a spiral.
+"""The smallest correct script for any number of hosts: a model learns the arms of a spiral.
 
 One process:        python minimal_ddp.py
 One host:           torchrun --nproc-per-node 2 minimal_ddp.py

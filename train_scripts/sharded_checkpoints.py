@@ -1,14 +1,14 @@
-"""Checkpoints of a model that no rank has whole, by torch.distributed.checkpoint (DCP).
+"""Checkpoints of a sharded model, by torch.distributed.checkpoint (DCP).
 
     checkpoints = ShardedCheckpoints(folder, made_for, model, optimizer)
     for step in range(checkpoints.load(), steps):     # 0 at the first start
         ...
         checkpoints.save(step + 1)
 
-All ranks call these together. Each writes the part that it has, and reads what it needs of the
-parts that all wrote; so another number of ranks, or another way to divide the model, can go on. It
-also means that every host has to see the files of all hosts before a job can resume: in a folder
-that they share, or brought together between the jobs (docs/systems.md).
+All ranks call these together. Each rank writes its own shard, and reads what it needs from the
+shards of all. So a job can resume with another number of ranks, or another way to divide the model.
+For that every host must see the files of all hosts: in a folder that they share, or copied together
+between the jobs (docs/systems.md).
 """
 
 import contextlib
@@ -26,29 +26,29 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-KEEP = 2  # whole checkpoints; older ones are removed
+KEEP = 2  # complete checkpoints; older ones are removed
 NAME = re.compile(r"step-(\d{9})")
 # By the names of parameters, not their numbers: these differ between the stages of a pipeline.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class ShardedCheckpoints:
-    """Writes checkpoints step-NNNNNNNNN/ to a folder, and finds the newest whole one.
+    """Writes checkpoints step-NNNNNNNNN/ to a folder, and finds the newest complete one.
 
-    `made_for` says in plain values what a checkpoint can be used for; with one made for something
-    else the job ends, and leaves it as it is. With folder "" nothing is kept.
+    `made_for` are plain values that identify the training; a checkpoint with other values ends the
+    job, and is not changed. With folder "" nothing is saved.
     """
 
     def __init__(self, folder, made_for, model, optimizer):
         self.folder = folder
-        self.made_for = json.dumps(made_for)  # in one piece: DCP would take a dict apart
+        self.made_for = json.dumps(made_for)  # in one piece: DCP would split a dict
         self.parts = (model, optimizer)
         self._whole = []  # steps, the oldest first
         self._told = False
         self._first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
 
     def save(self, step):
-        """Write the checkpoint of a step; return what to say of it."""
+        """Write the checkpoint of a step; return a line about it."""
         if not self.folder:
             return "nothing saved: no --checkpoint-dir"
         path = self._path(step)
@@ -69,7 +69,7 @@ class ShardedCheckpoints:
         return f"saved {path}"
 
     def load(self):
-        """Go on from the newest checkpoint that is whole for all ranks; return its step, else 0."""
+        """Resume from the newest checkpoint that is complete for all ranks; return its step, or 0."""
         lacks = {step: _lacks(self._path(step)) for step in self._steps()}
         seen = [None] * dist.get_world_size()
         dist.all_gather_object(seen, lacks)
@@ -114,13 +114,13 @@ class ShardedCheckpoints:
         return os.path.join(self.folder, f"step-{step:09}")
 
     def _steps(self):
-        """Return the steps of the checkpoints, whole or not, the oldest first."""
+        """Return the steps of the checkpoints, complete or not, the oldest first."""
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         return sorted(int(found[1]) for found in map(NAME.fullmatch, names) if found)
 
 
 def _lacks(path):
-    """Return why the files of a checkpoint, as this host sees them, are not all there, or ""."""
+    """Return why a checkpoint is incomplete, as this host sees it, or ""."""
     try:
         metadata = dcp.FileSystemReader(path).read_metadata()
         for part in metadata.storage_data.values():
@@ -129,7 +129,7 @@ def _lacks(path):
                 return f"{part.relative_path} has been cut off"
     except FileNotFoundError as error:
         return f"{os.path.basename(error.filename)} is missing"
-    except Exception as error:  # pickle raises many kinds for a file that is not its own
+    except Exception as error:  # pickle raises many kinds of errors for a foreign file
         return f"{error!r}"
     return ""
 

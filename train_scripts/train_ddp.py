@@ -5,7 +5,7 @@ One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
 
 It needs torch and checkpoints.py, runs on CPU (gloo) or GPU (nccl), and saves the model to
-SM_MODEL_DIR. A stopped job goes on where it was, and ends with the weights of one that was not
+SM_MODEL_DIR. A stopped job resumes where it was, and ends with the same weights as one that was not
 stopped: on CPU to the last bit. train_hymenoptera.py is the same for pictures.
 """
 
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-# SageMaker's folder, where this runs there; elsewhere nothing is kept unless somebody asks for it.
+# SageMaker's folder, if this runs there; elsewhere nothing is saved unless you ask for it.
 CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 
 
@@ -41,7 +41,7 @@ def parse_args():
 
 
 def make_data(samples, seed):
-    """Return points in a square, and for each the class of the spiral arm it lies on."""
+    """Return points in a square, and the class of each: the spiral arm that it lies on."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.rand(samples, 2, generator=generator) * 4 - 2
     angle = torch.atan2(points[:, 1], points[:, 0]) + 2 * points.norm(dim=1)
@@ -57,7 +57,7 @@ def make_model(seed, device):
 def train(args, device):
     dataset = make_data(args.samples, args.seed)
     sampler = ResumableSampler(dataset, seed=args.seed)
-    # With a generator of its own the loader leaves alone the random state that a checkpoint has.
+    # With its own generator the loader does not change the random state that a checkpoint has.
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=torch.Generator())
 
     model = make_model(args.seed, device)

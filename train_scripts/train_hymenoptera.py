@@ -81,7 +81,7 @@ def parse_args():
 def read_pictures(folder, part, prepare, share):
     """Return the classes of a folder and this rank's share of it: [(uint8 [3, H, W], class), ...].
 
-    What is wrong with the folder on one rank ends all of them.
+    An error in the folder on one rank ends all ranks.
     """
     channel = f"SM_CHANNEL_{part.upper()}"
     folder = os.path.join(folder, part) if folder else os.environ.get(channel)
@@ -98,9 +98,9 @@ def read_pictures(folder, part, prepare, share):
         try:
             with Image.open(path) as image:
                 image = prepare(image.convert("RGB"))
-        except Exception as error:  # Pillow's decoders have many for what is no picture
+        except Exception as error:  # Pillow's decoders raise many kinds
             return f"{path}: {error}"
-        # The bytes stay in the order of the file: torch cuts and scales those fastest.
+        # The bytes stay in the file's order, which torch crops and scales fastest.
         return torch.from_numpy(numpy.array(image)).permute(2, 0, 1), label
 
     with ThreadPoolExecutor(CORES) as pool:
@@ -141,7 +141,7 @@ def make_data(args):
 class Augmented(Dataset):
     """Cuts and mirrors pictures at random, by seed, epoch and index alone.
 
-    Whichever rank or worker does it, and wherever in an epoch a job goes on, it comes out the same.
+    The result does not depend on the rank, the worker, or where in an epoch a job resumes.
     """
 
     def __init__(self, pictures, size, seed):
@@ -167,7 +167,7 @@ class Draws(ResumableSampler):
 
 
 class Normalize(v2.Normalize):
-    """Turns uint8 pictures [N, 3, H, W] into what ImageNet's weights expect."""
+    """Turns uint8 pictures [N, 3, H, W] into the input that ImageNet's weights expect."""
 
     def __init__(self):
         # Of 255: v2.ToDtype(scale=True) would make 1 of it, but torch 2.4 cannot export that.
@@ -178,7 +178,7 @@ class Normalize(v2.Normalize):
 
 
 def load_weights(model, weights):
-    """Load a state_dict into the model, but for a head for other classes."""
+    """Load a state_dict into the model, except a head for other classes."""
     channel = os.environ.get("SM_CHANNEL_WEIGHTS")
     if channel and not weights:
         files = [path for path in Path(channel).glob("*") if path.suffix in (".pt", ".pth")]
@@ -187,7 +187,7 @@ def load_weights(model, weights):
             raise ValueError(f"the channel 'weights' holds {names}; expected one .pt or .pth file")
         weights = files[0]
     if weights in (None, "imagenet"):
-        socket.setdefaulttimeout(30)  # seconds; a network that drops packets gives no answer
+        socket.setdefaulttimeout(30)  # seconds; a network that drops packets never answers
         state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
     else:
         state = torch.load(weights, map_location="cpu", weights_only=True)
@@ -205,7 +205,7 @@ def make_model(args, classes, device):
     if dist.get_rank() == 0 and args.weights != "none":
         try:
             load_weights(model, args.weights)
-        except Exception as error:  # no network or file, no state_dict, or not of a ResNet18
+        except Exception as error:  # no network or file, no state_dict, or one of another model
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             failed = f"cannot load the weights {args.weights or ''} ({reason}); expected --weights "
             failed += "imagenet (network or cache), FILE, a channel 'weights', or none"
@@ -225,7 +225,7 @@ def train(args, device):
         pin_memory=device.type == "cuda",
         persistent_workers=args.workers > 0,
         multiprocessing_context="fork" if args.workers else None,  # shares the pictures
-        generator=torch.Generator(),  # leaves alone the random state that a checkpoint has
+        generator=torch.Generator(),  # does not change the random state that a checkpoint has
     )
     val_loader = DataLoader(val_pictures, args.batch_size, generator=torch.Generator())
     model = make_model(args, len(classes), device)
@@ -292,9 +292,9 @@ def train(args, device):
 
 @torch.inference_mode()
 def validate(loader, model, forward, device):
-    """Return mean loss and accuracy over the pictures of all ranks, each counted once."""
+    """Return mean loss and accuracy over the pictures of all ranks, each picture counted once."""
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # each rank has batch statistics of its own; rank 0's are saved
+        dist.broadcast(buffer, 0)  # each rank has its own batch statistics; rank 0's are saved
     seen = Progress(device)
     model.eval()
     for images, labels in loader:
@@ -306,7 +306,7 @@ def validate(loader, model, forward, device):
 
 
 def write_metrics(history):
-    """Write a line of JSON for each epoch, those before this start too: SageMaker keeps none."""
+    """Write a line of JSON for each epoch, also those before this start, whose file is gone."""
     OUTPUT_DIR.mkdir(parents=True, exist_ok=True)
     (OUTPUT_DIR / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in history))
 
@@ -314,7 +314,7 @@ def write_metrics(history):
 def save(model, classes, args):
     """Save the weights, the labels, and a program that classifies without this script.
 
-    A reader of the folder sees a whole file or none. Returns what the program was made of, on CPU.
+    A reader of the folder sees a complete file or none. Returns the exported model, on CPU.
     """
     folder = Path(args.model_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +323,7 @@ def save(model, classes, args):
     classifier = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
     blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim("pictures")},)
-    # What torch 2.4 writes of a strict export it cannot read.
+    # torch 2.4 cannot read what it writes of a strict export.
     program = torch.export.export(classifier, (blank,), dynamic_shapes=shapes, strict=False)
     labels = json.dumps({"labels": classes, "image_size": args.image_size})
     for name, write in {
@@ -331,7 +331,7 @@ def save(model, classes, args):
         "model.pt2": lambda path: torch.export.save(program, path),
         "labels.json": lambda path: path.write_text(labels),
     }.items():
-        write(folder / f"new-{name}")  # torch wants its .pt2
+        write(folder / f"new-{name}")  # torch expects .pt2
         os.replace(folder / f"new-{name}", folder / name)
         print(f"saved {folder / name}", flush=True)
     return classifier
@@ -339,7 +339,7 @@ def save(model, classes, args):
 
 @torch.inference_mode()
 def draw(history, classifier, classes, pictures):
-    """Draw curves.png, and predictions.png with up to twelve of the pictures and what they show."""
+    """Draw curves.png, and predictions.png with up to twelve pictures and what they show."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

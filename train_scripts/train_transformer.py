@@ -11,8 +11,8 @@ fsdp      each rank has a part of each batch, and a part of all parameters, grad
 tensor    each rank has the whole batch, some heads of each attention and some columns of each MLP
 pipeline  each rank has some of the blocks; a batch goes through them in micro-batches
 
-All four compute the same, but for rounding. A stopped job goes on where it was, with any of the
-four and any number of ranks that fits. It needs torch alone, 2.6 or later.
+All four compute the same, except for rounding. A stopped job resumes where it was, with any of the
+four and any number of ranks that fits. It needs only torch, 2.6 or later.
 """
 
 import argparse
@@ -49,7 +49,7 @@ try:
 except ImportError:
     refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
 
-# SageMaker's folder, where this runs there; elsewhere nothing is kept unless somebody asks for it.
+# SageMaker's folder, if this runs there; elsewhere nothing is saved unless you ask for it.
 CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 MODEL = {"layers": 4, "heads": 4, "width": 64, "length": 32, "vocabulary": 64}
 
@@ -75,7 +75,7 @@ def parse_args():
 
 
 def check(args, ranks):
-    """Refuse what the ranks cannot share equally."""
+    """Refuse sizes that the ranks cannot share equally."""
     for name in (*MODEL, "micro_batches", "batch_size", "checkpoint_every"):
         if getattr(args, name) < 1:
             refuse(f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more")
@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         heads = (layer(x) for layer in (self.query, self.key, self.value))
-        # As many heads as there are columns for: with tensor parallelism only this rank's own.
+        # As many heads as there are columns: with tensor parallelism only this rank's.
         heads = (one.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for one in heads)
         found = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(found.transpose(1, 2).flatten(2))
@@ -125,7 +125,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens [batch, length] in, logits [batch * length, vocabulary] out.
 
-    A stage of a pipeline is one of these without what other ranks have (by_pipeline).
+    A stage of a pipeline is such a model without the blocks of other ranks (by_pipeline).
     """
 
     def __init__(self, args):
@@ -146,10 +146,10 @@ class Transformer(nn.Module):
 
 
 def make_batch(args, step):
-    """Return texts [batch, length], and their tokens' successors: on all ranks the same.
+    """Return texts [batch, length], and each token's successor: the same on all ranks.
 
-    Each token can be followed by four others. They depend on the seed and the step alone, so that
-    a job which goes on needs to know no more than its step.
+    Each token can be followed by four others. The texts depend only on the seed and the step, so
+    a job that resumes needs nothing but its step.
     """
     generator = torch.Generator().manual_seed(args.seed)
     language = torch.randint(args.vocabulary, (args.vocabulary, 4), generator=generator)
@@ -171,15 +171,15 @@ def by_ddp(model, args, device):
 
 def by_fsdp(model, args, device):
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in model.blocks.values():  # a rank has one of them whole at a time
+    for block in model.blocks.values():  # a rank has one complete block at a time
         fully_shard(block, mesh=mesh)
     return step_of(fully_shard(model, mesh=mesh), args.batch_size)
 
 
 def by_tensor(model, args, device):
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # Of two layers in a row the first is divided by outputs, the second by inputs: all that ranks
-    # have to add up is what comes out of the second. Embeddings, norms and the head stay whole.
+    # Of two layers in a row the first is divided by outputs, the second by inputs: ranks only
+    # add up what comes out of the second. Embeddings, norms and the head stay whole.
     names = ("attention.query", "attention.key", "attention.value", "up")
     plan = {name: tp.ColwiseParallel() for name in names}
     plan.update({"attention.out": tp.RowwiseParallel(), "down": tp.RowwiseParallel()})
@@ -212,12 +212,12 @@ def by_pipeline(model, args, device):
         model.tokens = model.places = None
     if not last:
         model.norm = model.head = None
-    # One forward, one backward in turn: a stage keeps no more than its share of micro-batches.
+    # One forward, one backward in turn: a stage holds only its share of micro-batches.
     stage = PipelineStage(model.to(device), rank, stages, device)
     schedule = Schedule1F1B(stage, args.micro_batches, loss_function)
 
     def step(tokens, targets):
-        """Return the mean loss on the last rank, which alone knows it, and None on the others."""
+        """Return the mean loss on the last rank, None on the others, which do not know it."""
         losses = []
         inputs = (tokens,) if first else ()
         schedule.step(*inputs, target=targets if last else None, losses=losses)
@@ -232,14 +232,14 @@ STRATEGIES = {"ddp": by_ddp, "fsdp": by_fsdp, "tensor": by_tensor, "pipeline": b
 def make(args, device):
     """Return this rank's part of the model, its optimizer, and what computes a step's gradients."""
     torch.manual_seed(args.seed)
-    model = Transformer(args)  # whole, in main memory, on every rank: all begin with the same
+    model = Transformer(args)  # all of it, on every rank, with the same weights
     step = STRATEGIES[args.parallel](model, args, device)
-    # With a smaller eps Adam makes whole steps of gradients that are rounding and nothing else.
+    # With a smaller eps Adam makes full steps of gradients that are only rounding errors.
     options = {"lr": args.lr, "eps": 1e-5}
     if args.shard_optimizer:
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
     else:
-        # All at once, as by default, cannot be if only some parameters are DTensors.
+        # The default, all at once, fails if only some parameters are DTensors.
         options["foreach"] = False if args.parallel == "tensor" else None
         optimizer = torch.optim.AdamW(model.parameters(), **options)
     return model, optimizer, step
@@ -255,7 +255,7 @@ def train(args, device):
         loss = compute(*(tokens.to(device) for tokens in make_batch(args, step)))
         optimizer.step()
         optimizer.zero_grad()
-        # Over all ranks: the sum of the losses, how many have one, how many were told to stop.
+        # Over all ranks: the sum of losses, the number of losses, the number of ranks told to stop.
         known = loss is not None
         sums = torch.tensor([loss if known else 0.0, known, len(told)], device=device)
         dist.all_reduce(sums)
@@ -272,7 +272,7 @@ def train(args, device):
 
 
 def save(model, args):
-    """Have rank 0 write the whole model, as one process has it; all ranks give it their parts."""
+    """Have rank 0 write the whole model, as one process has it; all ranks send their shards."""
     if args.parallel == "pipeline":
         parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object({name: part.cpu() for name, part in model.state_dict().items()}, parts)
@@ -290,7 +290,7 @@ def save(model, args):
 
 def main():
     args = parse_args()
-    # Before the group is joined: no rank is to wait for one that has left.
+    # Before the group is joined, so that no rank waits for one that has left.
     check(args, int(os.environ.get("WORLD_SIZE", 1)))
     device = join_group()
     try:
