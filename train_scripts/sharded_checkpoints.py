@@ -69,7 +69,7 @@ class ShardedCheckpoints:
         return f"saved {path}"
 
     def load(self):
-        """Resume from the newest checkpoint that is complete for all ranks; return its step, or 0."""
+        """Resume from the newest checkpoint complete for all ranks; return its step, or 0."""
         lacks = {step: _lacks(self._path(step)) for step in self._steps()}
         seen = [None] * dist.get_world_size()
         dist.all_gather_object(seen, lacks)
