@@ -9,10 +9,8 @@ from typing import Any, Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from timelines import write
 
-from launcher_tools import timeline as tool
-
+FILES = ("file://", "data:", "blob:", "about:")
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
@@ -25,26 +23,27 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Return what opens the page of some hosts' files; it must raise nothing, and load nothing."""
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Return what opens a file's page; it must raise nothing, and load nothing but what it may."""
     contexts, wrong = [], []
 
-    def open_page(files: dict[str, str], width: int = 1280, scheme: Any = "light") -> Page:
-        folder = write(tmp_path / "logs", files)
-        tool.write(tool.read(str(folder)), str(folder / "timeline.html"))
+    def visit(
+        path: Path, width: int = 1280, scheme: Any = "light", loads: tuple[str, ...] = FILES
+    ) -> Page:
         size = {"width": width, "height": 844 if width < 640 else 800}
         context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
+        context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text))
-        own = f"file://{folder}/timeline.html"
-        page.on("request", lambda request: wrong.extend({request.url} - {own}))
+        page.on("console", lambda one: wrong.append(one.text) if loads == () else None)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.goto(own)
+        may_load = (path.as_uri(), *loads)
+        page.on("request", lambda one: one.url.startswith(may_load) or wrong.append(one.url))
+        page.goto(path.as_uri())
         return page
 
-    yield open_page
+    yield visit
     assert wrong == []
     for context in contexts:
         context.close()

@@ -1,12 +1,26 @@
 """The page of `sm-launch timeline`, in Chromium: with a mouse, keys, a small and a dark screen."""
 
 import pytest
-from timelines import HOSTILE, large, line
+from timelines import HOSTILE, large, line, write
+
+from launcher_tools import timeline as tool
 
 RANKS = "#inner .rank .label:visible"
 HOSTS = "#inner .host:visible"
 WORDS = "#words"
 CAUSE = HOSTILE.replace("\x1b", "\\x1b")
+
+
+@pytest.fixture
+def opened(visit, tmp_path):
+    """Return what opens the page of some hosts' files, which loads nothing else."""
+
+    def open_page(files, *how):
+        folder = write(tmp_path / "logs", files)
+        tool.write(tool.read(str(folder)), str(folder / "timeline.html"))
+        return visit(folder / "timeline.html", *how, loads=())
+
+    return open_page
 
 
 def small(**more):
