@@ -97,29 +97,29 @@ def test_cuda_visible_devices_limits_the_gpus(visible, gpus):
 
 
 MIXED = """\
-GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0a)
+GPU 0: NVIDIA A100 (UUID: GPU-0a)
   MIG 3g.20gb     Device  0: (UUID: MIG-a1)
-  MIG 3g.20gb     Device  1: (UUID: MIG-a2)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1b)
-GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-2c)
+  MIG 3g.20gb Device 1: (UUID: MIG-GPU-0a/2/0)
+GPU 1: NVIDIA H100 (UUID: GPU-1b)
+GPU 2: NVIDIA A100 (UUID: GPU-2c)
 """
 
 
 @pytest.mark.parametrize("known", ["", "3"], ids=["counted here", "by the toolkit"])
 @pytest.mark.parametrize(
-    ("visible", "gpus", "mig"),
+    ("visible", "gpus", "mig", "models"),
     [
-        (None, 1, 4),  # one slice hides all that is no slice
-        ("MIG-a1,MIG-a2", 1, 2),
-        ("MIG-GPU-0a/1/0", 1, 1),
-        ("0", 1, 2),
-        ("GPU-0", 1, 2),  # CUDA takes the beginning of a UUID
-        ("1,0", 1, 3),
-        ("1,2", 2, 0),  # no slice is visible
-        ("", 0, 0),
+        (None, 1, 4, "A100 H100"),  # one slice hides all that is no slice
+        ("MIG-a1,MIG-GPU-0a/2/0", 1, 2, ""),
+        ("MIG-GPU-0a/1/0", 1, 1, ""),
+        ("0", 1, 2, "A100"),
+        ("GPU-0", 1, 2, "A100"),  # CUDA takes the beginning of a UUID
+        ("1,0", 1, 3, "H100 A100"),
+        ("1,2", 2, 0, "H100 A100"),  # no slice is visible
+        ("", 0, 0, ""),
     ],
 )
-def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig):
+def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig, models):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{MIXED}X\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     environ = {**TWO, "SM_NUM_GPUS": known, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -127,8 +127,7 @@ def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig):
         environ["CUDA_VISIBLE_DEVICES"] = visible
     cluster = read_cluster(environ)
     assert (cluster.num_gpus, cluster.mig) == (gpus, mig)
-    is_named = visible is None or (visible and "MIG" not in visible)  # a GPU is
-    assert cluster.gpu_models == (("NVIDIA A100-SXM4-40GB",) if is_named else ())
+    assert cluster.gpu_models == tuple(f"NVIDIA {model}" for model in models.split())
 
 
 def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, logged):

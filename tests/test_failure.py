@@ -30,87 +30,70 @@ REACHED = f"Rank 2 successfully reached monitoredBarrier, but received errors: {
 KILLED_BY_SEGV = "was killed by SIGSEGV (signal 11)"
 KILLED_BY_ABRT = "was killed by SIGABRT (signal 6)"
 SEE = "; see that rank's last lines on stderr, at 12:34:56 UTC"
+PEER = f"failed with RuntimeError: {CLOSED}"
+WAITS, MEMORY, AT = ("rank 1 waits",), "out of memory", "12:34:56 UTC"
+BAD_THREAD = ' (thread "pin" raised ValueError: bad file, 3.0 s earlier)'
+OF_THREAD, OTHER = raised("F", notes=WAITS), ' (thread "pin" raised F, 0.2 s earlier)'
+OF_MEMORY = Exit(4, recorded=MEMORY)
 OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
 TIMED_OUT = Cause.TIMED_OUT
 ENDS = [
-    # How a rank ended, what a thread of it raised before; the first line, exit code and cause.
+    # The first line, the exit code, the cause; how a rank ended; what a thread of it raised before.
     (
-        [raised("ValueError", "loss is nan\nat step 17")],
-        ("failed with ValueError: loss is nan at step 17", 1, OWN),
+        "failed with ValueError: no batch at step 17",
+        1,
+        OWN,
+        raised("ValueError", "no batch\nat step 17"),
     ),
-    ([raised("", "no data")], ("exited: no data", 1, OWN)),
-    ([Exit(3)], ("ended with exit code 3", 3, OWN)),
-    ([raised("", code=3)], ("ended with exit code 3", 3, OWN)),
-    ([Exit(255)], ("ended with exit code 255", 255, OWN)),
-    ([Exit(0)], ("ended with exit code 0", 1, OWN)),  # a failure is never a success
-    (
-        [Exit(3, words="no license")],
-        ('ended with exit code 3; its last line: "no license"', 3, OWN),
-    ),
-    ([Exit(1, words=CLOSED)], (f'ended with exit code 1; its last line: "{CLOSED}"', 1, ABORTED)),
-    ([Exit(KILL)], ("was killed by SIGKILL (signal 9)", 137, OWN)),
-    ([Exit(TERM)], ("was killed by SIGTERM (signal 15)", 143, ABORTED)),
-    ([raised("RuntimeError", CLOSED)], (f"failed with RuntimeError: {CLOSED}", 1, SECONDARY)),
+    ("exited: no data", 1, OWN, raised("", "no data")),
+    ("ended with exit code 3", 3, OWN, Exit(3)),
+    ("ended with exit code 3", 3, OWN, raised("", code=3)),
+    ("ended with exit code 255", 255, OWN, Exit(255)),
+    ("ended with exit code 0", 1, OWN, Exit(0)),  # a failure is never a success
+    ('ended with exit code 3; its last line: "no license"', 3, OWN, Exit(3, words="no license")),
+    (f'ended with exit code 1; its last line: "{CLOSED}"', 1, ABORTED, Exit(1, words=CLOSED)),
+    ("was killed by SIGKILL (signal 9)", 137, OWN, Exit(KILL)),
+    ("was killed by SIGTERM (signal 15)", 143, ABORTED, Exit(TERM)),
+    (PEER, 1, SECONDARY, raised("RuntimeError", CLOSED)),
     # It says more of the job than what follows on other ranks: their connections break.
-    ([raised("RuntimeError", GAVE_UP)], (f"failed with RuntimeError: {GAVE_UP}", 1, TIMED_OUT)),
-    ([raised("RuntimeError", REACHED)], (f"failed with RuntimeError: {REACHED}", 1, SECONDARY)),
+    (f"failed with RuntimeError: {GAVE_UP}", 1, TIMED_OUT, raised("RuntimeError", GAVE_UP)),
+    (f"failed with RuntimeError: {REACHED}", 1, SECONDARY, raised("RuntimeError", REACHED)),
+    (f"{PEER}; its process", 1, OWN, raised("RuntimeError", CLOSED, notes=("its process",))),
+    (PEER, 1, OWN, raised("RuntimeError", CLOSED, broken="a lost GPU")),
+    (KILLED_BY_SEGV, 139, OWN, Exit(SEGV)),
+    (f"{KILLED_BY_SEGV} in load, data.py:12", 139, OWN, Exit(SEGV, place="load, data.py:12")),
     (
-        [raised("RuntimeError", CLOSED, notes=("its process",))],
-        (f"failed with RuntimeError: {CLOSED}; its process", 1, OWN),
+        f"{KILLED_BY_ABRT} in load, a.py:1{SEE}",
+        134,
+        ABORTED,
+        Exit(ABRT, place="load, a.py:1", at=AT),
     ),
-    (
-        [raised("RuntimeError", CLOSED, broken="a lost GPU")],
-        (f"failed with RuntimeError: {CLOSED}", 1, OWN),
-    ),
-    ([Exit(SEGV)], (KILLED_BY_SEGV, 139, OWN)),
-    ([Exit(SEGV, place="load, data.py:12")], (f"{KILLED_BY_SEGV} in load, data.py:12", 139, OWN)),
-    (
-        [Exit(ABRT, place="load, data.py:12", at="12:34:56 UTC")],
-        (f"{KILLED_BY_ABRT} in load, data.py:12{SEE}", 134, ABORTED),
-    ),
-    ([Exit(ABRT, at="12:34:56 UTC")], (f"{KILLED_BY_ABRT}{SEE}", 134, ABORTED)),
-    ([Exit(ABRT, words="no memory")], (f"{KILLED_BY_ABRT}: no memory", 134, ABORTED)),
+    (f"{KILLED_BY_ABRT}{SEE}", 134, ABORTED, Exit(ABRT, at=AT)),
+    (f"{KILLED_BY_ABRT}: no memory", 134, ABORTED, Exit(ABRT, words="no memory")),
     # What the main thread did not raise stands behind it.
+    (f"failed with E; x was; {MEMORY}", 1, OWN, raised("E", notes=("x was",), recorded=MEMORY)),
     (
-        [raised("EOFError", notes=("its process x was",), recorded="out of memory")],
-        ("failed with EOFError; its process x was; out of memory", 1, OWN),
+        "failed with E: (1.2.3.4, 9); rank 1 waits",
+        1,
+        OWN,
+        raised("E", "(1.2.3.4, 9).", notes=WAITS),
     ),
-    (
-        [raised("E", "It failed (1.2.3.4, 9).", notes=("rank 1 waits",))],
-        ("failed with E: It failed (1.2.3.4, 9); rank 1 waits", 1, OWN),
-    ),
-    (
-        [raised("E", "It failed...", notes=("rank 1 waits",))],
-        ("failed with E: It failed...; rank 1 waits", 1, OWN),
-    ),
-    ([raised("E", "It failed.")], ("failed with E: It failed.", 1, OWN)),
-    (
-        [raised("E", "x"), BAD_FILE, 3.0],
-        ('failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s earlier)', 1, OWN),
-    ),
-    (
-        [Exit(4, recorded="out of memory"), raised("F", notes=("/tmp is full",)), 0.2],
-        (
-            "ended with exit code 4; /tmp is full; out of memory "
-            '(thread "pin" raised F, 0.2 s earlier)',
-            4,
-            OWN,
-        ),
-    ),
+    ("failed with E: It failed...; rank 1 waits", 1, OWN, raised("E", "It failed...", notes=WAITS)),
+    ("failed with E: It failed.", 1, OWN, raised("E", "It failed.")),
+    ("failed with E: x" + BAD_THREAD, 1, OWN, raised("E", "x"), BAD_FILE, 3.0),
+    (f"ended with exit code 4; rank 1 waits; {MEMORY}{OTHER}", 4, OWN, OF_MEMORY, OF_THREAD, 0.2),
     # It is raised again in the main thread.
-    ([BAD_FILE, BAD_FILE, 0.2], ("failed with ValueError: bad file", 1, OWN)),
+    ("failed with ValueError: bad file", 1, OWN, BAD_FILE, BAD_FILE, 0.2),
 ]
 
 
-@pytest.mark.parametrize(("ends", "expected"), ENDS)
-def test_the_first_line_is_what_a_person_needs(ends, expected):
+@pytest.mark.parametrize("row", ENDS, ids=range(len(ENDS)))
+def test_the_first_line_is_what_a_person_needs(row):
+    line, code, cause, *ends = row
     failure = failed(*ends)
-    line, code, cause = expected
     assert (failure.exit_code, failure.cause) == (code, cause)
-    assert failure.text.splitlines()[:2] == [
-        f"{RANK} {line}",
-        f"exit code {code}, 10 s after start",
-    ]
+    lines = [f"{RANK} {line}", f"exit code {code}, 10 s after start"]
+    assert failure.text.splitlines()[:2] == lines
 
 
 def test_what_failed_after_the_script_is_told():
@@ -149,39 +132,37 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
     assert shown[-2] == '  File "a.py", line 199, in f199'
 
 
-@pytest.mark.parametrize(
-    ("returncode", "error", "code", "says"),
-    [
-        (-9, "", 69, "algo-1: torchrun was killed by SIGKILL (signal 9)"),
-        (
-            *(1, "RendezvousConnectionError: x (EADDRINUSE, address in use)", 69),
-            "algo-1: the rendezvous port of algo-1:29400 is already in use on this host; "
-            "choose another with --launcher-rdzv-port",
-        ),
-        (
-            *(1, "RendezvousTimeoutError: late:", 69),
-            "algo-1: the rendezvous at algo-1:29400 was not completed, or a host was lost (see "
-            "the other "
-            "hosts' logs, and --launcher-start-timeout); expected algo-1, algo-2: "
-            "RendezvousTimeoutError: late\n",
-        ),
-        (1, "ValueError: bad", 2, "algo-1: torchrun failed: ValueError: bad"),  # its settings
-        (1, "RuntimeError: bad", 69, "algo-1: torchrun failed: RuntimeError: bad"),
-        (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
-        (0, "", 2, "algo-1: torchrun failed: it has started no rank, and ended with exit code 0"),
-        (
-            1,
-            "SignalException: Process 7 got signal: 2",
-            69,
-            "algo-1: torchrun was ended by SIGINT (signal 2)\n",
-        ),
-    ],
+TAKEN = "already in use on this host; choose another with --launcher-rdzv-port"
+LATE = "RendezvousTimeoutError: late"
+SEE_OTHERS = (
+    "or a host was lost (see the other hosts' logs, and --launcher-start-timeout); expected"
 )
+REFUSED = [
+    (-9, "", 69, "torchrun was killed by SIGKILL (signal 9)"),
+    (1, "R: x (EADDRINUSE, in use)", 69, f"the rendezvous port of algo-1:29400 is {TAKEN}"),
+    (
+        *(1, f"{LATE}:", 69),
+        f"the rendezvous at algo-1:29400 was not completed, {SEE_OTHERS} algo-1, algo-2: {LATE}\n",
+    ),
+    (1, "ValueError: bad", 2, "torchrun failed: ValueError: bad"),  # its settings
+    (1, "RuntimeError: bad", 69, "torchrun failed: RuntimeError: bad"),
+    (2, "", 2, "torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
+    (0, "", 2, "torchrun failed: it has started no rank, and ended with exit code 0"),
+    (
+        1,
+        "SignalException: Process 7 got signal: 2",
+        69,
+        "torchrun was ended by SIGINT (signal 2)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("returncode", "error", "code", "says"), REFUSED)
 def test_failures_of_torchrun_itself(returncode, error, code, says):
     job = job_of("algo-1", ("algo-1", "algo-2"))
     failure = of_torchrun(job, returncode, error, 12.0)
     assert (failure.cause, failure.exit_code) == (Cause.TORCHRUN, code)
-    assert failure.text.startswith(says) and len(failure.text) <= LIMIT
+    assert failure.text.startswith(f"algo-1: {says}") and len(failure.text) <= LIMIT
 
 
 def test_where_the_failure_file_goes(tmp_path):

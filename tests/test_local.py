@@ -491,21 +491,6 @@ def test_a_job_of_two_hosts(script, tmp_path):
     assert "The job succeeded after " in out
 
 
-@torch
-def test_why_a_job_failed_is_said_once(script):
-    text = "import os\nif os.environ['RANK'] == '1': raise ValueError('loss is nan')\n"
-    done = local("--", script(text + "import time; time.sleep(100)"), code=1)
-    folder = run_dir(done)
-    text = (folder / "algo-1" / "output" / "failure").read_text()
-    assert text == (folder / "algo-2" / "output" / "failure").read_text()
-    told = done.stdout[done.stdout.index("The job ") :]
-    assert told.count("algo-2, rank 1 (local rank 0) failed with ValueError: loss is nan") == 1
-    assert "SageMaker would show this failure reason (algo-1, algo-2):\n" in told
-    assert "127.0.0." not in done.stderr.partition("the hosts' folders are in")[2]
-    assert "  algo-1/output/failure\n" in told
-    assert told.startswith("The job failed with exit code 1 after ")
-
-
 READY = """
 import os, signal, sys, time
 def stop(*_):
@@ -516,19 +501,6 @@ while True:
     print("ready", flush=True)
     time.sleep(0.2)
 """
-
-
-@torch
-def test_a_host_is_killed(script):
-    """Whether the hosts have met by then or not, as on a slow machine."""
-    done = local(
-        *("--kill", "algo-2@6", "--", script(READY), "--launcher-start-timeout", 30), code=69
-    )
-    assert "launcher: killing algo-2 (--kill algo-2@6).\n" in done.stderr
-    assert "SageMaker would show this failure reason (algo-1):\n" in done.stdout
-    says = r"^  algo-2 (was lost: |did not join within 30 s)"
-    assert re.search(says, done.stdout, re.MULTILINE), done.stdout
-    assert not list(Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
 
 
 class Terminal:

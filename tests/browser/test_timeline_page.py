@@ -23,8 +23,8 @@ def opened(visit, tmp_path):
     return open_page
 
 
-def small(**more):
-    text = line(0, "began", job="small", attempt=0) + line(1, "attempt")
+def small(job="small"):
+    text = line(0, "began", job=job, attempt=0) + line(1, "attempt")
     for rank in range(2):
         text += line(4, "started", rank=rank) + line(5 + rank, "runs", rank=rank)
     failed = {"cause": f"rank 1 {HOSTILE}", "exit_code": 1, "text": f"Traceback\n  {HOSTILE}"}
@@ -192,8 +192,8 @@ def test_a_larger_scale_keeps_labels_in_sight(opened):
 
 
 def test_what_comes_from_the_job_is_text(opened):
-    page = opened(small())
-    assert page.title().startswith("small (1 host, 2 ranks) failed, 10 s: </script><script>")
+    page = opened(small(HOSTILE))
+    assert page.title().startswith(f"{CAUSE} (1 host, 2 ranks) failed, 10 s: </script><script>")
     assert page.locator("#cause").text_content() == CAUSE
     assert page.locator("img").count() == 0
 
