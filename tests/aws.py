@@ -87,17 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
 IDENTITY = f"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
 <GetCallerIdentityResult><Arn>{ROLE}</Arn><UserId>X</UserId><Account>{ACCOUNT}</Account>
 </GetCallerIdentityResult></GetCallerIdentityResponse>"""
-TRUST = json.dumps(
-    {
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Principal": {"Service": "sagemaker.amazonaws.com"},
-                "Action": "sts:AssumeRole",
-            }
-        ]
-    }
-).replace('"', "%22")
+WHO = {"Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+TRUST = json.dumps({"Statement": [{"Effect": "Allow", **WHO}]}).replace('"', "%22")
 A_ROLE = f"""<GetRoleResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><GetRoleResult><Role>
 <Path>/</Path><RoleName>SageMakerRole</RoleName><RoleId>X</RoleId><Arn>{ROLE}</Arn>
 <CreateDate>2026-01-01T00:00:00Z</CreateDate>

@@ -117,15 +117,6 @@ def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(
     assert "launcher.host.run_dir: there is no such module" in refused.stderr
 
 
-def test_python_without_psutil(script, one_file, pretend_torch, tmp_path):
-    pretend_torch("2.13.0")
-    script("")
-    done = launch(sys.executable, "-S", one_file, "--train-script", "script.py", code=2)
-    assert done.stderr.startswith("launcher: psutil cannot be imported by ")
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert (tmp_path / "output" / "failure").read_text() == done.stderr
-
-
 OLD = """
 import runpy, sys
 sys.version_info = (3, 8, 18, "final", 0)

@@ -20,7 +20,7 @@ TWO_RANKS = ("--launcher-nproc-per-node", "2")
 OWN = "smdistributed.dataparallel: AWS's is not installed; using the launcher's own, an open"
 API = (
     "before_init lifecycle all_reduce averages reduce_op broadcast all_gather all_to_all_single "
-    "shapes barrier groups data_parallel buffers"
+    "shapes barrier groups data_parallel"
 )
 
 

@@ -28,21 +28,6 @@ def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
     assert host.failure.splitlines()[0] == first
 
 
-@pytest.mark.more
-def test_a_stop_of_one_host_of_awss(job, own_aws_image):
-    """The toolkit takes it for a failure on the other, too, whose PID 1 gets no signal."""
-    job.image = own_aws_image
-    job.add("algo-1", "algo-2")
-    job.will_run("print('runs', flush=True)\nimport time; time.sleep(600)", AWS)
-    job.start()
-    for host in job.values():
-        host.wait_for("runs\n")
-    job["algo-2"].stop()
-    assert job.wait() == {"algo-1": 143, "algo-2": 143}, job.logs()
-    assert "ExitCode 143" in job["algo-1"].log()
-    assert [host.failure for host in job.values()] == [None, None]
-
-
 LEAVE_PROCESSES = """
 import subprocess, sys, time
 for _ in range(3):  # children of children that end before anybody waits for them

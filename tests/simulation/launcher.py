@@ -55,6 +55,7 @@ class Launcher:
             runner="" if job.plan.runner is None else COMPILE,
             peer_port=PORT,
             hang_notify=HANG_NOTIFY,
+            verbose=job.watch.trace is not None,
             **job.plan.options(),
         )
         system: Any = self.system

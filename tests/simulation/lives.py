@@ -6,46 +6,36 @@ the same time has no order between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
 
-from launcher.peers.messages import Stop
-from launcher.run import events
-
+STEP = re.compile(r"\d s: run (\w+)(?: to (\w+))? on (\w+)(\(.*)")  # as --launcher-verbose logs it
 # What of an event is the same in both.
-FIELDS: dict[type, tuple[str, ...]] = {
-    events.KeeperJoined: ("local_rank", "nproc"),
-    events.RankRuns: (),
-    events.RankExits: (),
-    events.ScriptEnded: (),
-    events.RankEnded: ("response",),
-    events.KeeperCleared: ("number", "survivors"),
-    events.KeeperLost: ("is_gone",),
-    Stop: ("number",),
-    events.TorchrunEnded: (),
+SAME = {
+    "KeeperJoined": r"local_rank=\d+, nproc=\d+",
+    "RankRuns": "rank",
+    "RankExits": r"exit_code=-?\d+, chain=(\(Link\(exception='\w*'|\(\))",
+    "ScriptEnded": "rank",
+    "RankEnded": r"exit_code=-?\d+",
+    "KeeperCleared": r"number=\d+, survivors=\d+",
+    "KeeperLost": r"is_gone=\w+",
+    "Stop": r"\d+",
+    # It may be killed before it has seen that its child has ended.
+    "TorchrunEnded": r"returncode=(0,)?",
 }
 
 
-def lives(heard: Iterable[tuple[Any, str]]) -> dict[Any, list[Any]]:
+def lives(log: str) -> dict[str, list[str]]:
     """Return the lives of ranks, by their numbers, of torchrun, and of the launcher's phases."""
-    found: dict[Any, list[Any]] = {"phases": []}
-    for event, phase in heard:
-        if found["phases"][-1:] != [phase]:
-            found["phases"].append(phase)
-        if type(event) not in FIELDS:
-            continue
-        whose = getattr(event, "rank", type(event).__name__)
-        what = {name: getattr(event, name) for name in FIELDS[type(event)]}
-        life = found.setdefault(whose, [])
-        if isinstance(event, (events.RankExits, events.RankEnded)):
-            what["exit_code"] = event.end.exit_code
-        if isinstance(event, events.RankExits):
-            what["chain"] = [link.exception for link in event.end.chain]
-        elif isinstance(event, events.RankEnded) and "RankExits" in [one for one, _ in life]:
+    found: dict[str, list[str]] = {"phases": []}
+    for before, after, event, text in STEP.findall(log):
+        if found["phases"][-1:] != [after or before]:
+            found["phases"].append(after or before)
+        if event in SAME:
+            rank, same = re.search(r"\brank=\d+", text), re.search(SAME[event], text)
+            assert same, text
+            life = found.setdefault(rank[0] if rank else event, [])
             # The job's end may reach a rank's keeper before what the rank says, or after it.
-            del what["response"]
-        elif isinstance(event, events.TorchrunEnded):
-            # It may be killed before it has seen that its child has ended.
-            what["succeeds"] = event.returncode == 0
-        life.append((type(event).__name__, what))
+            if event == "RankEnded" and not any(line.startswith("RankExits") for line in life):
+                event += text[text.rindex("response=") :].partition(")")[0]
+            life.append(f"{event} {same[0]}")
     return found

@@ -55,17 +55,16 @@ class Rank:
             raise OSError("no space left on device")
         raise SystemExit(128 + number if self.script.save_code else 0)
 
-    def meet(self, where: str) -> None:
+    def meet(self) -> None:
         """Wait until all ranks have come so far."""
-        (self.attempt / f"{where}-{self.rank}").touch()
-        while len(list(self.attempt.glob(f"{where}-*"))) < self.plan.hosts * self.plan.nproc:
+        (self.attempt / f"is-up-{self.rank}").touch()
+        while len(list(self.attempt.glob("is-up-*"))) < self.plan.hosts * self.plan.nproc:
             time.sleep(0.02)
 
     def run(self) -> None:
         """Train until the end, a fault, or another rank's end."""
-        self.meet("is-up")
+        self.meet()
         print("training", flush=True)
-        self.meet("trains")
         started, broken = time.monotonic(), self.attempt / "broken"
         while (now := time.monotonic()) - started < self.seconds:
             time.sleep(0.02)

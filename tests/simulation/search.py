@@ -84,7 +84,7 @@ def report(found: Found, seed: int) -> str:
     lines += [
         f"\nfound by seed {seed} in job {found.jobs}; to replay it:",
         f"make simulate PLAN='{text}'",
-        "\n      time  host       phase      event or action",
+        "\n      time  host       log, fault or promise",
         *(job.watch.trace or ()),
     ]
     return "\n".join(lines)

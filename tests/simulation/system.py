@@ -226,7 +226,7 @@ class System:
 
     def log(self, line: str) -> None:
         """Write a line of the trace."""
-        self.job.watch.note(f"log: {line}", self.machine.name)
+        self.job.watch.logs(self.machine, line)
 
     def in_loop(self, seconds: float, act: Callable[..., Any], *arguments: Any) -> None:
         """Have something done in the launcher's loop, after a while."""

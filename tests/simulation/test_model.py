@@ -5,13 +5,9 @@ Both give the same result, and to each rank and each torchrun happens the same i
 
 from __future__ import annotations
 
-import contextlib
 import json
-import pickle
 import signal
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +86,12 @@ SECOND_OF_THEIR_KIND = (
 def simulated(plan: Plan) -> list[tuple[Any, Any]]:
     """Run a plan in the simulator; return the exit code, and what was heard, of each host."""
     watch = Job(plan, trace=True).run()
-    found = [(one.launcher and one.launcher.result, one.name) for one in watch.job.machines]
-    return [(end and end.exit_code, lives(watch.events[name])) for end, name in found]
+    found = []
+    for one in watch.job.machines:
+        log = "\n".join(line for line in watch.trace or () if f" {one.name} " in line)
+        end = one.launcher and one.launcher.result
+        found.append((end and end.exit_code, lives(log)))
+    return found
 
 
 def real(plan: Plan, start: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
@@ -108,24 +108,22 @@ def real(plan: Plan, start: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
         "LAUNCHER_GRACE": str(int(plan.grace)),
         "LAUNCHER_FAILURE_GRACE": str(int(plan.failure_grace)),
         "LAUNCHER_START": "cold",
+        "LAUNCHER_VERBOSE": "true",
         **ports(),
     }
     arguments = ("--train-script", HERE / "real_rank.py", shared, written(plan))
     hosts = []
     for name in names:
-        command = [sys.executable, str(HERE / "real_launcher.py"), str(tmp_path / name)]
-        environment = {**common, "SM_CURRENT_HOST": name}
-        hosts.append(start(*arguments, host=name, command=command, **environment))
+        hosts.append(start(*arguments, host=name, SM_CURRENT_HOST=name, **common))
     for host in hosts:
         host.wait_for("training", plan.nproc)
-    time.sleep(0.5)
     for fault in plan.faults:
         happens(fault, hosts[fault.host])
     found = []
     for host in hosts:
         code = host.wait()
         killed = host.process.returncode == -signal.SIGKILL
-        found.append((None if killed else code, lives(events(tmp_path / host.name))))
+        found.append((None if killed else code, lives(host.err)))
     return found
 
 
@@ -145,13 +143,6 @@ def happens(fault: Fault, host: Any) -> None:
         host.stubs[fault.local_rank].kill()
     elif fault.what is What.KEEPER_KILLED:
         host.keepers[fault.local_rank].kill()
-
-
-def events(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield what a real launcher has written."""
-    with open(path, "rb") as file, contextlib.suppress(EOFError):
-        while True:
-            yield pickle.load(file)
 
 
 @pytest.mark.torch

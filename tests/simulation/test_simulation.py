@@ -5,10 +5,8 @@ What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
 
 from __future__ import annotations
 
-import functools
 import re
 
-import jobs
 import pytest
 
 from launcher.result.causes import Result
@@ -142,19 +140,18 @@ def test_a_plan_gives_the_same_job_again() -> None:
     assert first == second
 
 
-def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_job_says_every_step_and_is_the_same_job() -> None:
     """The log has the phases of every machine, one after the other, to the end."""
-    quiet = Job(FAILS_AND_STOPS, trace=True).run()
-    monkeypatch.setattr(jobs, "Options", functools.partial(jobs.Options, verbose=True))
-    verbose = Job(FAILS_AND_STOPS, trace=True).run()
-    log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
-    step = re.compile(log + r"(run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w")
-    assert verbose.trace and quiet.trace
-    steps = [found for line in verbose.trace if (found := step.search(line))]
-    assert [line for line in verbose.trace if not step.search(line)] == quiet.trace
+    quiet, traced = Job(FAILS_AND_STOPS), Job(FAILS_AND_STOPS, trace=True)
+    lived = [
+        [(process.heard, process.ended) for process in one.run().job.processes.values()]
+        for one in (quiet, traced)
+    ]
+    assert lived[0] == lived[1] and results(quiet) == results(traced)
+    step = r" (\S+) +log: \d+\.\d{3} s: (run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w"
     phases: dict[tuple[str, str], str] = {}
-    for host, machine, before, after in (found.groups() for found in steps):
+    for host, machine, before, after in re.findall(step, "\n".join(traced.watch.trace or ())):
         assert phases.setdefault((host, machine), before) == before
         phases[host, machine] = after or before
     assert sorted(phases.values()) == ["Done"] * 3 + ["Ended"] + ["Left"] * 2
-    assert None not in results(quiet.job) and Result(0) not in results(quiet.job)
+    assert None not in results(quiet) and Result(0) not in results(quiet)

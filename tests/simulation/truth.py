@@ -38,7 +38,8 @@ NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
 
 def line_of_failure(result: Result) -> str:
     """Return the line of the failure itself; which rank had ended before comes first."""
-    return next(line for line in result.text.splitlines() if " with exit code 0" not in line)
+    lines = result.text.splitlines()
+    return next(line for line in lines if not re.search("(ended|ending) with exit code 0, ", line))
 
 
 def is_true(watch: Watch, result: Result) -> bool:

@@ -12,10 +12,7 @@ from launcher.peers.messages import Failed, Start
 from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
-from launcher.run.events import Time
 from launcher.run.state import Ending, Running, State, Why
-from launcher.text.notes import Note
-from launcher.text.words import Log
 from launcher.watch.progress import NoProgressReport
 from simulation.faults import Fault
 from simulation.keeper import AGAIN, STUCK
@@ -34,6 +31,7 @@ LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
 KNOWN = "No rank is started but while its host runs an attempt"
 ONE = "Of one attempt each rank's script is started once"
+VALID = "No message is ignored"
 
 
 class Broken(NamedTuple):
@@ -86,7 +84,6 @@ class Watch:
     def __init__(self, job: Job, *, trace: bool) -> None:
         self.job = job
         self.trace: list[str] | None = [] if trace else None
-        self.events: dict[str, list[tuple[Any, str]]] = {name: [] for name in job.names}
         self.broken: list[Broken] = []
         self.faults: list[Happened] = []
         self.started: list[tuple[float, Machine, int]] = []  # torchruns, each with its attempt
@@ -110,7 +107,7 @@ class Watch:
 
         def run_step(state: State, event: Any, now: float) -> Any:
             after, actions = run(state, event, now)
-            self._run(state, event, after, actions)
+            self._run(event, after)
             return after, actions
 
         def hosts_step(state: coordinator.JobState, event: Any, now: float) -> Any:
@@ -124,27 +121,19 @@ class Watch:
         finally:
             run_machine.step, coordinator.step = run, hosts
 
-    def _run(self, before: State, event: Any, after: State, actions: Any) -> None:
-        now, is_ = self.job.clock.now, type(after.phase).__name__
-        name = before.job.current_host
+    def _run(self, event: Any, after: State) -> None:
+        now, name = self.job.clock.now, after.job.current_host
         launcher = self.job.machines[self.job.names.index(name)].launcher
         assert launcher
         if isinstance(event, Start) and isinstance(after.phase, Running):
             self.started.append((now, launcher.machine, event.attempt))
         if isinstance(after.phase, Ending) and after.phase.why is Why.STOP:
             launcher.stopping_since = min(launcher.stopping_since, now)
-        if self.trace is not None:
-            self.events[name].append((event, is_))
-            if not isinstance(event, Time) or actions or type(before.phase).__name__ != is_:
-                self.note(f"{event!r}", name, is_)
-            for action in actions:
-                if not isinstance(action, (Log, Note)):
-                    self.note(f"    {action!r}", name, is_)
 
     def _coordinator(self, before: JobState, event: Any, after: JobState, now: float) -> None:
         message = event.message if isinstance(event, events.Received) else event
         self._is_in_order(before, message)
-        phase, name = after.phase, before.job.current_host
+        phase = after.phase
         is_open = not isinstance(before.phase, (Clearing, Ended))
         if isinstance(before.phase, Clearing):
             is_open = bool(before.phase.end.restart)
@@ -164,8 +153,6 @@ class Watch:
             self.settled_at = now
         elif isinstance(phase, Clearing) and not isinstance(before.phase, Clearing):
             self.restarts.append(now)
-        if self.trace is not None and type(phase) is not type(before.phase):
-            self.note(f"coordinator: {phase!r}", name, type(phase).__name__)
 
     def _is_in_order(self, before: JobState, message: Any) -> None:
         attempt = getattr(message, "attempt", None)
@@ -187,14 +174,20 @@ class Watch:
                 self.breaks(QUIET, f"{machine.name} {what}")
             self.alive[machine.name] = now
 
+    def logs(self, machine: Machine, line: str) -> None:
+        """A launcher writes a line of its log."""
+        self.note(f"log: {line}", machine.name)
+        if "an invalid message" in line:
+            self.breaks(VALID, f"{machine.name}: {line}")
+
     def loses_store(self, rank: Rank) -> None:
         """What keeps the store of a rank that runs has ended."""
         self.lost_store.append((self.job.clock.now, rank))
 
-    def note(self, what: str, host: str, phase: str = "") -> None:
-        """Write a line of the trace: time, host, phase, what."""
+    def note(self, what: str, host: str) -> None:
+        """Write a line of the trace: time, host, what."""
         if self.trace is not None:
-            self.trace.append(f"{self.job.clock.now:10.4f}  {host:10} {phase:10} {what}")
+            self.trace.append(f"{self.job.clock.now:10.4f}  {host:10} {what}")
 
     def fault(self, fault: Fault, machine: Machine, rank: Rank | None = None) -> None:
         """A fault takes effect."""
@@ -241,7 +234,7 @@ class Watch:
         left = [one.pid for one in processes if not (one.is_held and one.killed_at < by)]
         if left:
             self.breaks(LEFT, f"{launcher.machine.name} leaves {left} behind")
-        self.note(f"ENDS {launcher.result}", launcher.machine.name, "Done")
+        self.note(f"ENDS {launcher.result}", launcher.machine.name)
 
     def breaks(self, promise: str, how: str) -> None:
         """A promise is not kept."""

@@ -5,18 +5,8 @@ import re
 import pytest
 from conftest import SYSTEMS
 
-COLLECTIVES = SYSTEMS / "collectives.py"
 MPI_COLLECTIVES = SYSTEMS / "mpi_collectives.py"
 torch = pytest.mark.torch
-
-
-@torch
-def test_collectives(ranks):
-    done = ranks.run(COLLECTIVES, count=3)
-    assert done.codes == [0, 0, 0], done.err
-    # Ranks may write amid another's line.
-    said = sorted(re.findall(r"rank \d.*?right", done.out))
-    assert said == [f"rank {rank} of 3: every value is right" for rank in range(3)]
 
 
 def test_collectives_with_mpi(mpirun):
@@ -46,15 +36,6 @@ def test_a_wrong_value_is_told(ranks, script):
     done = ranks.run(script(WRONG.format(**words)), count=2)
     assert done.codes[1] == 1, done.err
     assert done.err.count(SAYS) == 1
-
-
-@torch
-def test_one_process_has_nobody_to_talk_to(ranks):
-    done = ranks.run(COLLECTIVES)
-    assert done.codes == [1]
-    assert done.err == (
-        "collectives.py needs two ranks or more: torchrun --nproc-per-node 2 collectives.py\n"
-    )
 
 
 def test_one_process_of_mpi_has_nobody_to_talk_to(mpirun):

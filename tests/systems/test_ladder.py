@@ -90,13 +90,6 @@ def test_a_model_trains_by_torch_xlas_backend(ranks, tmp_path, script):
     assert done.out.count("xla") == 2 and "ranks=2 y = 3.0" in done.out
 
 
-def test_without_torch_xla_one_line_says_so(ranks):
-    done = ranks.run(SYSTEMS / "trainium.py")
-    assert done.codes == [1]
-    assert done.err.startswith("torch_xla is not installed here (No module named 'torch_xla');")
-    assert done.err.count("\n") == 1
-
-
 @pytest.mark.systems
 def test_compressed_gradients_train_as_well(ranks):
     """Two ranks over gloo; PowerSGD compresses from its 101st of 256 steps on."""
