@@ -39,7 +39,9 @@ NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
 def line_of_failure(result: Result) -> str:
     """Return the line of the failure itself; which rank had ended before comes first."""
     lines = result.text.splitlines()
-    return next(line for line in lines if not re.search("(ended|ending) with exit code 0, ", line))
+    return next(
+        line for line in lines if not re.search("(had ended|ending) with exit code 0", line)
+    )
 
 
 def is_true(watch: Watch, result: Result) -> bool:
