@@ -197,12 +197,13 @@ def test_equal_parts(things, count, parts):
     assert local_setup.divided(things, count) == parts
 
 
-# As nvidia-smi -L lists them: four GPUs; one in MIG mode and one that is not.
+# As nvidia-smi -L lists them: four GPUs; one in MIG mode, its second slice as drivers before R470
+# have it, and one that is not.
 FOUR = "".join(f"GPU {n}: A10G (UUID: GPU-{n}{c})\n" for n, c in enumerate("abcd"))
 MIXED = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)
   MIG 3g.20gb     Device  0: (UUID: MIG-a)
-  MIG 3g.20gb     Device  1: (UUID: MIG-b)
+  MIG 3g.20gb Device 1: (UUID: MIG-GPU-0/2/0)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
 """
 
@@ -214,9 +215,14 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
         (FOUR, 2, "3,1", [("GPU-3d",), ("GPU-1b",)]),
         (FOUR, 1, "GPU-2c,7,0", [("GPU-2c",)]),  # CUDA ignores what follows an invalid one
         (FOUR, 2, "", [None, None]),
-        (MIXED, 2, None, [("MIG-a",), ("MIG-b",)]),  # of three: a host has as many as another
-        (MIXED, 3, None, [("MIG-a",), ("MIG-b",), ("GPU-1",)]),
-        (MIXED, 1, "GPU-0", [("MIG-a", "MIG-b")]),
+        (
+            MIXED,
+            2,
+            None,
+            [("MIG-a",), ("MIG-GPU-0/2/0",)],
+        ),  # of three: a host has as many as another
+        (MIXED, 3, None, [("MIG-a",), ("MIG-GPU-0/2/0",), ("GPU-1",)]),
+        (MIXED, 1, "GPU-0", [("MIG-a", "MIG-GPU-0/2/0")]),
     ],
 )
 def test_gpus_are_divided(tmp_path, listed, hosts, visible, gpus):

@@ -251,7 +251,7 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with first_of(hosts, port, soft, hard) as first, contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        for _ in range(64):
+        for _ in range(2 * STRANGERS):  # more than there are descriptors for
             stack.enter_context(socket.create_connection((hosts[0], port), 60))
         arrived = {host: arrive(host) for host in hosts[1:]}
         for host in hosts[1:]:

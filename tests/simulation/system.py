@@ -147,7 +147,6 @@ class End(Ready):
 
     def sendmsg(self, lines: Sequence[bytes], stderr: object) -> None:
         """Send a keeper the command to run, with the launcher's stderr."""
-        self.machine.job.watch.commands_run(self.machine)
         self._post(*lines)
 
     def shutdown(self, how: int) -> None:

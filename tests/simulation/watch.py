@@ -13,7 +13,6 @@ from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.state import Ending, Running, State, Why
-from launcher.watch.progress import NoProgressReport
 from simulation.faults import Fault
 from simulation.keeper import AGAIN, STUCK
 from simulation.launcher import QUIET, Launcher
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 # Promises that are held while a job runs; the others are in promises.py.
 ALIVE_EVERY = 3.9
 LEFT = "No process is left behind"
-IN_ORDER = "No message of one attempt arrives in another"
-KNOWN = "No rank is started but while its host runs an attempt"
 ONE = "Of one attempt each rank's script is started once"
 VALID = "No message is ignored"
 
@@ -132,7 +129,6 @@ class Watch:
 
     def _coordinator(self, before: JobState, event: Any, after: JobState, now: float) -> None:
         message = event.message if isinstance(event, events.Received) else event
-        self._is_in_order(before, message)
         phase = after.phase
         is_open = not isinstance(before.phase, (Clearing, Ended))
         if isinstance(before.phase, Clearing):
@@ -153,16 +149,6 @@ class Watch:
             self.settled_at = now
         elif isinstance(phase, Clearing) and not isinstance(before.phase, Clearing):
             self.restarts.append(now)
-
-    def _is_in_order(self, before: JobState, message: Any) -> None:
-        attempt = getattr(message, "attempt", None)
-        # What a host says of ranks that do not move may come from one that waits for a restart.
-        if attempt is None or isinstance(message, NoProgressReport):
-            return
-        # What a host reports before it receives the start counts (coordinator.host_failed).
-        of_host = isinstance(message, Failed) and not message.failure.may_restart
-        if attempt != before.attempt and not (attempt == before.attempt - 1 and of_host):
-            self.breaks(IN_ORDER, f"{type(message).__name__} {attempt} in {before.attempt}")
 
     # What happens.
 
@@ -210,14 +196,6 @@ class Watch:
             self.quiet_from = self.job.clock.now + 1 + 2 * delays
 
     # Ranks, as they start and end.
-
-    def commands_run(self, machine: Machine) -> None:
-        """A launcher has a keeper start a rank's script."""
-        launcher = machine.launcher
-        assert launcher
-        phase = launcher.state.phase
-        if not isinstance(phase, Running) or launcher.stopping_since <= self.job.clock.now:
-            self.breaks(KNOWN, f"{machine.name} starts a rank in {type(phase).__name__}")
 
     def starts_script(self, rank: Rank) -> None:
         """A keeper starts a rank's script."""
