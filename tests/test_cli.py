@@ -153,11 +153,7 @@ WRONG = [
     # environment, arguments, what the one line says
     ({}, ["--train-script", "."], "is a folder without __main__.py; expected"),
     ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
-    (
-        {},
-        ["--train-module", "json"],
-        "json: it is a package without __main__, which python -m cannot run; try json.tool.",
-    ),
+    ({}, ["--train-module", "json"], "which python -m cannot run; try json.tool."),
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
     ({}, ["script.py"], "script.py was taken as an argument of the script"),
@@ -223,19 +219,12 @@ def test_a_script_is_what_python_runs(tmp_path, path, text, says):
         assert made.argv[-1] == name
 
 
+ON_AWS = {"TRAINING_JOB_ARN": "arn:x"}
 NO_EFFECT = [
     # environment, arguments, what the line says ("" for none)
     ({"LAUNCHER_GARCE": "1"}, [], "LAUNCHER_GARCE is not a launcher option; see --launcher-help."),
-    (
-        {"launcher_grace": "1"},
-        [],
-        "launcher_grace is not a launcher option; did you mean LAUNCHER_",
-    ),
-    (
-        {},
-        ["--LAUNCHER_GRACE", "1"],
-        "--LAUNCHER_GRACE is passed to the script; the launcher's own opt",
-    ),
+    ({"launcher_grace": "1"}, [], "launcher_grace is not a launcher option; did you mean LAUN"),
+    ({}, ["--LAUNCHER_GRACE", "1"], "--LAUNCHER_GRACE is passed to the script; the launcher's own"),
     ({}, ["--nproc_per_node", "2"], "the launcher's own option is --launcher-nproc-per-node."),
     ({}, ["--nproc-per-node=gpu"], "the launcher's own option is --launcher-nproc-per-node."),
     ({}, ["--nproc_per_node", "2", "--launcher-nproc-per-node", "2"], ""),
@@ -245,12 +234,8 @@ NO_EFFECT = [
     ({}, ["--launcher-restart-timeout", "9"], "--launcher-restart-timeout has no effect: --lau"),
     ({}, ["--launcher-restart-timeout", "9", "--launcher-max-restarts", "1"], ""),
     ({}, ["--launcher-script-dir", "/no/where"], "there is no folder /no/where."),
-    (
-        {"TRAINING_JOB_ARN": "arn:x"},
-        ["--launcher-grace", "121"],
-        "--launcher-grace is 121 s, but SageMa",
-    ),
-    ({"TRAINING_JOB_ARN": "arn:x"}, ["--launcher-grace", "120"], ""),
+    (ON_AWS, ["--launcher-grace", "121"], "--launcher-grace is 121 s, but SageMaker"),
+    (ON_AWS, ["--launcher-grace", "120"], ""),
     ({}, ["--launcher-grace", "600"], ""),  # not on SageMaker
 ]
 

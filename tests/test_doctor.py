@@ -30,15 +30,9 @@ ON_AWS = {"TRAINING_JOB_ARN": "arn:aws:sagemaker:..."}
 
 def host(current="algo-2", gpus=0, names=NAMES, neurons=0, ranks=1, addresses=(), **options):
     """Return the job of a host, with its number of ranks."""
+    models = ("NVIDIA A10G",)
     cluster = Cluster(
-        tuple(names),
-        current,
-        "job",
-        gpus,
-        neurons,
-        "",
-        dict(addresses),
-        gpu_models=("NVIDIA A10G",),
+        tuple(names), current, "job", gpus, neurons, "", dict(addresses), gpu_models=models
     )
     return Job(cluster, Options(**options), LaunchPlan((), {}, str(ranks), ()))
 
@@ -164,15 +158,14 @@ def test_efa(tmp_path, monkeypatch):
 
 # Devices and torch
 
+USE = "use --launcher-nproc-per-node"
+
 
 @pytest.mark.parametrize(
     ("job", "expected"),
     [
         (host(gpus=2, ranks=2), ["ok 2 GPUs for the job: NVIDIA A10G"]),
-        (
-            host(gpus=2, ranks=4),
-            ["ok 2 GPUs", "warning 4 ranks would share 2 GPUs -> use --launcher-nproc-per-node 2"],
-        ),
+        (host(gpus=2, ranks=4), ["ok 2 GPUs", f"warning 4 ranks would share 2 GPUs -> {USE} 2"]),
         (host(gpus=2, ranks="gpu"), ["ok 2 GPUs"]),  # torchrun counts
         (host(neurons=32), ["ok 32 Neuron cores, "]),
         (host(ranks=1000), ["ok no GPU; ", "warning 1000 ranks would share no GPU; "]),
@@ -275,12 +268,7 @@ def test_open_files(tmp_path, monkeypatch, job, hard, expected):
         (1, "500", {}, "ok 490 more processes and threads may be started"),
         (8, "120", {"OMP_NUM_THREADS": "4"}, "warning 110 more processes and threads may be start"),
         (8, "120", ON_AWS, "warning need about 144 -> use fewer data loader workers"),
-        (
-            8,
-            "120",
-            {},
-            "warning 8 ranks with 1 thread and 1 data loader worker each need about 144 ",
-        ),
+        (8, "120", {}, "warning with 1 thread and 1 data loader worker each need about 144 "),
     ],
 )
 def test_processes_and_threads(tmp_path, monkeypatch, ranks, most, environ, expected):

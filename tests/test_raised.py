@@ -149,31 +149,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "code", "says", "frame"),
-    [
-        (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
-        (POOL_OF_PROCESSES, (), 1, f"failed with ValueError: of a child {FROM}", "in load"),
-        pytest.param(
-            *(WORKERS, (), 1),
-            "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
-            " (while handling IndexError: list index out of range)",
-            "in __getitem__",
-            marks=pytest.mark.torch,
-        ),
-        pytest.param(
-            *(SPAWN, (), 1),
-            "failed with ValueError: loss is nan (in spawned process 0)",
-            "in train",
-            marks=pytest.mark.torch,
-        ),
-    ],
-    ids=["hydra", "pool", "data loader", "spawn"],
-)
-def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
-    seen, told = rank(text, *words)
+TORCH = {"marks": pytest.mark.torch}
+INDEX = "(while handling IndexError: list index out of range)"
+SAMPLE_1 = f"bad sample 1 (in DataLoader worker process 0) {INDEX}"
+LIBRARIES = [
+    pytest.param(HYDRA, "loss is nan", "", id="hydra"),
+    pytest.param(POOL_OF_PROCESSES, f"of a child {FROM}", "in load", id="pool"),
+    pytest.param(WORKERS, SAMPLE_1, "in __getitem__", id="data loader", **TORCH),
+    pytest.param(SPAWN, "loss is nan (in spawned process 0)", "in train", id="spawn", **TORCH),
+]
+
+
+@pytest.mark.parametrize(("text", "says", "frame"), LIBRARIES)
+def test_what_libraries_make_of_an_exception(rank, text, says, frame):
+    code, told = rank(text)
     exit_ = exit_of(told)
-    assert seen == code and says in headline(exit_)
+    assert code == 1 and f"failed with ValueError: {says}" in headline(exit_)
     files = [line for line in raised.frames(exit_.chain).splitlines() if "File " in line]
     assert frame == "" or frame in files[-1]
 
@@ -325,45 +316,24 @@ OWN_TEXT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("exception", "message", "says", "line"),
-    [
-        (
-            "ValueError",
-            WORKER,
-            "ValueError: bad sample 7 of two lines (in DataLoader worker process 3)",
-            "line 12",
-        ),
-        (
-            "RuntimeError",
-            WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0"),
-            "ValueError: bad sample 7 of two lines (in replica 0 on device 0)",
-            "line 12",
-        ),
-        (
-            "torch.multiprocessing.spawn.ProcessRaisedException",
-            SPAWNED,
-            "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
-            "line 3",
-        ),
-        ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
-        (
-            "RuntimeError",
-            OWN_TEXT,
-            "RuntimeError: training failed: (from ZeroDivisionError: division by zero)",
-            "",
-        ),
-        # cut in the middle by the sender, or no traceback at all
-        (
-            "ValueError",
-            WORKER.replace("data = fetcher", "data ... er"),
-            "ValueError: bad sample 7 of",
-            "line 12",
-        ),
-        ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
-    ],
-    ids=range(7),
-)
+SAMPLE = "ValueError: bad sample 7 of two lines"
+REPLICA = WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0")
+SPAWN_RAISED = "torch.multiprocessing.spawn.ProcessRaisedException"
+OF_ZERO = "ZeroDivisionError: division by zero)"
+TOLD = [
+    # What is raised, with which text; how the reason begins; the innermost frame.
+    ("ValueError", WORKER, f"{SAMPLE} (in DataLoader worker process 3)", "line 12"),
+    ("RuntimeError", REPLICA, f"{SAMPLE} (in replica 0 on device 0)", "line 12"),
+    (SPAWN_RAISED, SPAWNED, f"E: (in spawned process 1) (while handling {OF_ZERO}", "line 3"),
+    ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
+    ("RuntimeError", OWN_TEXT, f"RuntimeError: training failed: (from {OF_ZERO}", ""),
+    # Cut in the middle by the sender, or no traceback at all.
+    ("ValueError", WORKER.replace("data = fetcher", "data ... er"), SAMPLE[:28], "line 12"),
+    ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
+]
+
+
+@pytest.mark.parametrize(("exception", "message", "says", "line"), TOLD, ids=range(len(TOLD)))
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
     assert raised.headline(links).startswith(f"failed with {says}")

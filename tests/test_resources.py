@@ -54,96 +54,66 @@ def test_usable_cores_follow_the_affinity_mask():
         os.sched_setaffinity(0, before)
 
 
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        (
-            {  # the tightest on the way up counts
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/cpu.max": "max 100000\n",
-                "sys/fs/cgroup/a/cpu.max": "100000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "300000 100000\n",
-            },
-            1,
-        ),
-        (
-            {  # version 1, in a container: the path is the host's
-                "proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/docker/x\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            4,
-        ),
-        ({"proc/self/cgroup": "garbage\n"}, None),
-        ({}, None),
-    ],
-)
-def test_the_cgroups_quota(tmp_path, files, cpus):
-    write(tmp_path / "root", files)
-    assert resources.cgroup_cpus(str(tmp_path / "root")) == cpus
+@pytest.fixture
+def root(tmp_path):
+    """Make a root folder for a process of some cgroups: root("0::/a", {"a/cpu.max": "9 9"})."""
+
+    def make(own, files):
+        texts = {"proc/self/cgroup": own, "proc/vmstat": "nr_free_pages 5\noom_kill 6"}
+        texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+        for name, text in texts.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}\n")
+        return str(tmp_path)
+
+    return make
 
 
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+QUOTAS = [
+    ("0::/", {"cpu.max": "max 9"}, None),
+    # The tightest on the way up counts.
+    ("0::/a/b", {"cpu.max": "max 9", "a/cpu.max": "9 9", "a/b/cpu.max": "27 9"}, 1),
+    # Version 1, in a container: the path is the host's.
+    ("4:cpu,cpuacct:/docker/x", {"cpu/cpu.cfs_quota_us": "36", "cpu/cpu.cfs_period_us": "9"}, 4),
+    ("garbage", {}, None),
+]
+
+
+@pytest.mark.parametrize(("own", "files", "cpus"), QUOTAS)
+def test_the_cgroups_quota(root, own, files, cpus):
+    assert resources.cgroup_cpus(root(own, files)) == cpus
+    assert resources.cgroup_cpus("/nowhere") is None
 
 
 OOM = "out of memory: {} recorded an OOM kill (oom_kill)"
 CGROUP, MACHINE = OOM.format("the memory cgroup"), OOM.format("the machine")
+V1, OTHERS = "memory.oom_control", "oom_kill 70"
+ABOVE, BELOW = f"memory/{V1}", f"memory/docker/{V1}"
+KILLS = [
+    # Version 2, in a container: the root is its own group.
+    ("0::/", {"memory.events": "oom 3\noom_kill 1"}, {CGROUP: 1}),
+    # Nested: what is above, and the machine, count the kills of others, too.
+    ("0::/a/job", {"a/memory.events": OTHERS, "a/job/memory.events": "oom_kill 2"}, {CGROUP: 2}),
+    # Version 1, in a container: the path is the host's; `docker` is what it runs itself.
+    ("4:memory:/docker/x", {ABOVE: "x 0\noom_kill 3", BELOW: OTHERS}, {CGROUP: 3}),
+    # In a group of the container's own.
+    ("4:memory:/docker/x/job", {ABOVE: OTHERS, f"memory/job/{V1}": "oom_kill 4"}, {CGROUP: 4}),
+    ("garbage", {}, {MACHINE: 6}),
+]
 
 
-@pytest.mark.parametrize(
-    ("files", "kills"),
-    [
-        (  # version 2, in a container: the root is its own group
-            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom 3\noom_kill 1\n"},
-            {CGROUP: 1},
-        ),
-        (  # and nested: what is above, and the machine, count the kills of others, too
-            {
-                "proc/self/cgroup": "0::/system.slice/job\n",
-                "sys/fs/cgroup/system.slice/memory.events": "oom_kill 70\n",
-                "sys/fs/cgroup/system.slice/job/memory.events": "oom_kill 2\noom_group_kill 1\n",
-                "proc/vmstat": "nr_free_pages 5\noom_kill 90\n",
-            },
-            {CGROUP: 2},
-        ),
-        (  # version 1, in a container: the path is the host's; `docker` is what it runs itself
-            {
-                "proc/self/cgroup": "4:memory:/docker/x\n0::/\n",
-                "sys/fs/cgroup/memory/memory.oom_control": "under_oom 0\noom_kill 3\n",
-                "sys/fs/cgroup/memory/docker/memory.oom_control": "oom_kill 70\n",
-            },
-            {CGROUP: 3},
-        ),
-        (  # and in a group of the container's own
-            {
-                "proc/self/cgroup": "4:memory:/docker/x/job\n",
-                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 70\n",
-                "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill 4\n",
-            },
-            {CGROUP: 4},
-        ),
-        ({"proc/self/cgroup": "garbage\n", "proc/vmstat": "oom_kill 6\n"}, {MACHINE: 6}),
-        ({}, {}),
-    ],
-)
-def test_out_of_memory_kills_are_those_of_the_own_group(tmp_path, files, kills):
-    write(tmp_path / "root", files)
-    assert cgroups.oom_kills(str(tmp_path / "root")) == kills
+@pytest.mark.parametrize(("own", "files", "kills"), KILLS)
+def test_out_of_memory_kills_are_those_of_the_own_group(root, own, files, kills):
+    assert cgroups.oom_kills(root(own, files)) == kills
+    assert cgroups.oom_kills("/nowhere") == {}
 
 
-def test_the_limits_of_processes_are_those_of_all_groups(tmp_path):
-    files = {"max 3": "pids", "max 0": "pids/docker/x"}
-    groups = {f"sys/fs/cgroup/{path}/pids.events": f"{text}\n" for text, path in files.items()}
-    limits = {f"sys/fs/cgroup/{path}/pids.max": "512\n" for path in files.values()}
-    write(tmp_path / "root", {"proc/self/cgroup": "8:pids:/docker/x\n", **groups, **limits})
+def test_the_limits_of_processes_are_those_of_all_groups(root):
+    files = {"pids/pids.events": "max 3", "pids/docker/x/pids.events": "max 0"}
+    limits = {"pids/pids.max": "512", "pids/docker/x/pids.max": "512"}
     says = "out of processes and threads: /sys/fs/cgroup/{}/pids.max allows 512"
     counts = {says.format("pids"): 3, says.format("pids/docker/x"): 0}
-    assert cgroups.refused_processes(str(tmp_path / "root")) == counts
+    assert cgroups.refused_processes(root("8:pids:/docker/x", {**files, **limits})) == counts
 
 
 @pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])
