@@ -8,12 +8,14 @@ of a job that moves, and none is ended of which no stall was as long as its time
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
+from simulation.planting import mistakes, planted
 
 from launcher.job.options import Options
 from launcher.text.words import Log
-from launcher.watch import host, judge, waits
+from launcher.watch import judge
 from launcher.watch.host import Watch
 
 EVERY, NOTIFY = 15, 60
@@ -239,6 +241,7 @@ def broken_by_the_end(seed, fault):
     return f"not ended by {by}" if min(job.ended_at, MOST) > by else ""
 
 
+MISTAKES = mistakes(Path(__file__).with_name("watch_mistakes.txt"))
 FAULTS = ("", "absent", "silent", "ended", "long", "network")
 
 
@@ -254,121 +257,11 @@ def test_no_job_is_ended_that_moves(fault):
         assert not broken_by_the_end(seed, fault), f"{fault or 'no fault'}, seed {seed}"
 
 
-def moves_is_forgotten(monkeypatch):
-    real = waits.stalls_in
-    monkeypatch.setattr(waits, "stalls_in", lambda reports: real(Anybody(reports)))
-
-
-class Anybody(dict):
-    """Reports, in which those ranks are, too, that make progress."""
-
-    def __contains__(self, rank):
-        return True
-
-    def __missing__(self, rank):
-        return next(iter(self.values()))
-
-
-def order_is_forgotten(monkeypatch):
-    monkeypatch.setattr(waits.Group, "key", property(lambda self: self.ranks))
-
-
-def the_last_is_off_by_one(monkeypatch):
-    def begun(*args, real=waits._begun):
-        count = real(*args)
-        return count and count - 1
-
-    monkeypatch.setattr(waits, "_begun", begun)
-
-
-def one_miss_is_silence(monkeypatch):
-    monkeypatch.setattr(host, "_MISSES", 1)
-
-
-def what_was_known_is_forgotten_at_a_miss(monkeypatch):
-    real = Watch.reports
-
-    def reports(self, codes, state_of, now):
-        for one in self._ranks.values():
-            if now - one.replied_at > EVERY:
-                one.known = one.known._replace(unchanged=0)
-        return real(self, codes, state_of, now)
-
-    monkeypatch.setattr(Watch, "reports", reports)
-
-
-def progress_is_not_told(monkeypatch):
-    def reports(*args, real=Watch.reports):
-        return [report for report in real(*args) if report.ranks]
-
-    monkeypatch.setattr(Watch, "reports", reports)
-
-
-def a_silent_rank_is_left_out(monkeypatch):
-    def at(*args, real=host._Rank.at):
-        found = real(*args)
-        return None if found and found.trouble else found
-
-    monkeypatch.setattr(host._Rank, "at", at)
-
-
-def the_one_that_is_behind_is_not_looked_for(monkeypatch):
-    def reason(found, reports, real=waits._reason):
-        return real([one._replace(absent=()) for one in found], reports)
-
-    monkeypatch.setattr(waits, "_reason", reason)
-
-
-def the_analysis_is_late(monkeypatch):
-    monkeypatch.setattr(judge, "_SETTLE_SECONDS", 100.0)
-
-
-def those_ahead_are_named(monkeypatch):
-    def swapped(*args, real=waits._waits_in):
-        return [one._replace(waiting=one.absent, absent=one.waiting) for one in real(*args)]
-
-    monkeypatch.setattr(waits, "_waits_in", swapped)
-
-
-def stalls_are_added_up(monkeypatch):
-    def continues(self, earlier):
-        return bool(self.ranks.keys() & earlier.ranks.keys())
-
-    monkeypatch.setattr(waits.Stall, "continues", continues)
-
-
-def what_was_seen_last_is_taken_for_now(monkeypatch):
-    def over_at(self, since, real=judge.Stalls.over_at):
-        return real(self._replace(options=self.options._replace(watch=-1)), since)
-
-    monkeypatch.setattr(judge.Stalls, "over_at", over_at)
-
-
-MISTAKES = [
-    those_ahead_are_named,
-    moves_is_forgotten,
-    order_is_forgotten,
-    the_last_is_off_by_one,
-    one_miss_is_silence,
-    what_was_known_is_forgotten_at_a_miss,
-    progress_is_not_told,
-    a_silent_rank_is_left_out,
-    the_one_that_is_behind_is_not_looked_for,
-    the_analysis_is_late,
-]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_planted_mistake_is_found(monkeypatch, mistake):
-    mistake(monkeypatch)
-    assert any(broken(seed, fault) for seed in range(60) for fault in FAULTS)
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [stalls_are_added_up, what_was_seen_last_is_taken_for_now],
-    ids=lambda mistake: mistake.__name__,
-)
-def test_a_planted_mistake_is_found_that_ends_jobs(monkeypatch, mistake):
-    mistake(monkeypatch)
-    assert any(broken_by_the_end(seed, fault) for seed in range(300) for fault in ("", "long"))
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_a_planted_mistake_is_found(mistake):
+    with planted(mistake):
+        if mistake.promise == "no job is ended that moves":
+            tried = (broken_by_the_end(seed, one) for seed in range(300) for one in ("", "long"))
+        else:
+            tried = (broken(seed, fault) for seed in range(60) for fault in FAULTS)
+        assert any(tried)

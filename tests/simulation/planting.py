@@ -1,4 +1,4 @@
-"""Plants a mistake of mistakes.txt into the launcher, for as long as a test runs."""
+"""Plants a mistake of mistakes.txt, or of another file, into the launcher while a test runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Mistake(NamedTuple):
     plan: Plan
 
 
-def mistakes() -> list[Mistake]:
-    """Return all mistakes."""
-    text = (HERE / "mistakes.txt").read_text(encoding="utf-8")
-    return [_mistake(block.splitlines()) for block in text.split("\n\n") if block[0] != "#"]
+def mistakes(file: Path = HERE / "mistakes.txt") -> list[Mistake]:
+    """Return all mistakes of a file."""
+    blocks = file.read_text(encoding="utf-8").split("\n\n")
+    return [_mistake(block.splitlines()) for block in blocks if block[0] != "#"]
 
 
 def _mistake(lines: list[str]) -> Mistake:
