@@ -63,7 +63,7 @@ def code(page: Path, language: str) -> list[str]:
 def words(page: Path) -> int:
     """Return how many words a page has, without the tables between two comments."""
     text = page.read_text(encoding="utf-8")
-    own = re.sub(r"<!-- (?!end).*?<!-- end -->", "", text, flags=re.DOTALL)
+    own = re.sub(r"<!-- (?!end).*?<!-- end -->|<!--.*?-->", "", text, flags=re.DOTALL)
     return len(re.findall(r"\S*\w\S*", own))
 
 

@@ -40,6 +40,13 @@ def test_the_users_pages_are_short():
     assert sum(lengths.values()) < 12_000, lengths
 
 
+def test_the_developers_pages_are_short():
+    """With the table of equality.md, whose comments are not shown."""
+    pages = [*(REPO / "docs" / "development").glob("*.md"), REPO / "CONTRIBUTING.md"]
+    lengths = {page.name: words(page) for page in pages}
+    assert sum(lengths.values()) < 9_100, lengths
+
+
 def test_the_tables_are_those_of_the_code():
     tables = runpy.run_path(str(REPO / "docs" / "tables.py"))
     places = []
