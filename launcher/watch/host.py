@@ -66,7 +66,7 @@ class _Rank:
             return known
         if not self.is_connected:
             if has_returned and ran_on > misses:  # before, it may be about to connect
-                return known._replace(unchanged=ran_on, groups=(), runs_on=True)
+                return known._replace(unchanged=ran_on, trouble="", groups=(), runs_on=True)
             if has_returned or self.is_connected is False:
                 return None
             return known._replace(unchanged=age)
@@ -74,10 +74,8 @@ class _Rank:
             known = known._replace(trouble=no_reply(state))
         elif not known.unchanged:
             return known
-        unchanged = known.unchanged + age
-        if has_returned:
-            return known._replace(unchanged=min(unchanged, ran_on), runs_on=True)
-        return known._replace(unchanged=unchanged)
+        unchanged = min(known.unchanged + age, ran_on if has_returned else math.inf)
+        return known._replace(unchanged=unchanged, runs_on=has_returned)
 
 
 class Watch:
@@ -288,11 +286,10 @@ class Watch:
                 "  no stack: torch.distributed is not imported yet, the connection to the launcher "
                 "is closed, or --launcher-watch is 0."
             )
-        if rank.poll == self._polls:
-            return stacks.text_of(rank.threads, room)
-        main = [stacks.Thread("", rank.calls)] if rank.calls else []
-        why = f"  it {no_reply(state, may_signal=self._may_signal)}."
-        return "\n".join(filter(None, (why, stacks.text_of(main, room))))
+        has_replied = rank.poll == self._polls
+        why = "" if has_replied else f"  it {no_reply(state, may_signal=self._may_signal)}."
+        threads = rank.threads or [stacks.Thread("", rank.calls)]
+        return "\n".join(filter(None, (why, stacks.text_of(threads, room))))
 
 
 def _size_of(found: Mapping[int, StalledRank]) -> int:

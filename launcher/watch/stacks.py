@@ -142,7 +142,7 @@ def text_of(threads: Iterable[Thread], room: int) -> str:
     """
     lines = list[str]()
     for name, calls, _ in threads:
-        if room < 0 or (name and not _own(calls)):
+        if room < 0 or not calls or (name and not _own(calls)):
             continue
         kept: list[str] = []
         for one in reversed([one for one in calls if not _OURS.search(one.path)]):
