@@ -173,6 +173,18 @@ def test_hyperparameters_as_long_as_sagemaker_allows(start, script, tmp_path):
     assert "128 KiB: SM_HPS, SM_TRAINING_ENV, SM_USER_ARGS; read the SM_HP_NAME var" in host.err
 
 
+def test_an_empty_model_folder_is_said_but_not_of_a_local_job(start, script, tmp_path):
+    write_config(tmp_path / "ml")
+    script("print('trained')\n")
+    sagemaker = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+    said = [
+        "SageMaker will upload nothing" in host.err
+        for more in ({}, {"LAUNCHER_EVENTS_DIR": str(tmp_path)})
+        if (host := start("--train-script", "script.py", **sagemaker, **more)).wait() == 0
+    ]
+    assert said == [True, False]
+
+
 # How a job fails
 
 FAIL = """

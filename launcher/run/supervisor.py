@@ -320,8 +320,8 @@ class Supervisor(Stepping):
     def _files(self) -> int:
         """Count the files that SageMaker would upload, after a stop only new ones; -1: unknown."""
         phase, base = self.state.phase, base_dir(self._environ)
-        # `sm-launch local` has another folder, and SageMaker uploads nothing from there.
-        is_on_sagemaker = base == base_dir({}) and os.path.isdir(config_dir(base))
+        # SageMaker uploads nothing from the folders of `sm-launch local`.
+        is_on_sagemaker = EVENTS_DIR not in self._environ and os.path.isdir(config_dir(base))
         has_run = self.state.times.trains < math.inf and not summary.says_unsaved(self.state)
         if not (isinstance(phase, Ending) and is_on_sagemaker and has_run):
             return -1
