@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher import PACKAGE
-from launcher.errors import STOPS, CannotExecuteError
+from launcher.errors import CannotExecuteError
 from launcher.host import processes, run_dir
 from launcher.host.processes import reap, send, tie_to_this_process, tree
-from launcher.host.signals import Signals, left_alone
+from launcher.host.signals import Signals
 from launcher.text.words import signal_name
 from launcher_tools.local_options import KILL, START, Event
 from launcher_tools.local_output import POLL_SECONDS, STDERR, STDOUT, Output
@@ -180,9 +180,6 @@ class Loop:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._reap()
-                continue
-            if number not in STOPS:
-                self._output.say(left_alone(number))
                 continue
             self._output.hurry()
             if self._all_stopped:

@@ -43,15 +43,16 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launcher.container.presence import KILLED, LauncherRegistry
-from launcher.errors import STOPS, CommandFailedError, LaunchError
+from launcher.errors import CommandFailedError, LaunchError
 from launcher.host.cgroups import oom_kills, risen
 from launcher.host.processes import reap, send, start
-from launcher.host.signals import Signals, left_alone
+from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import toolkit
 from launcher.job.options import INIT, KEEP_EXIT_CODE
 from launcher.job.prepare import prepare
 from launcher.result.causes import SUCCESS, Result, of_container
+from launcher.result.failure import version_of
 from launcher.run import supervisor
 from launcher.text.log import log
 from launcher.text.words import shortened, signal_name
@@ -110,7 +111,8 @@ class _Init:
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
         output = os.path.join(toolkit.base_dir(environ), "output")
-        kills = oom_kills()
+        failure_file = os.path.join(output, "failure")
+        before, kills = version_of(failure_file), oom_kills()
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
             self._command,
@@ -126,8 +128,8 @@ class _Init:
                 self._finish_deadline = None
                 self._end_command()
         reported = self.launchers.result
-        if reported and reported.stop_signal:
-            _remove_failure(os.path.join(output, "failure"), reported.exit_code)
+        if reported and reported.stop_signal and version_of(failure_file) != before:
+            _remove_failure(failure_file, reported.exit_code)
         # The toolkit writes `success` or `failure`. If it cannot write, it loses that exception and
         # ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
@@ -161,10 +163,8 @@ class _Init:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(self._process)
-            elif number in STOPS:
-                self._stop(number)
             else:
-                log(left_alone(number))
+                self._stop(number)
 
     def _stop(self, number: int) -> None:
         """Forward a stop to the launchers or, if none runs, to the command."""

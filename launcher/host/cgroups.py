@@ -11,35 +11,21 @@ _REFUSED = re.compile(r"^max (\d+)$", re.MULTILINE)  # of pids.events
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def folders(controller: str, root: str = "") -> Iterator[str]:
+def folders(controller: str, root: str = "", *, own: bool = False) -> Iterator[str]:
     """Yield the folders of this process's group and of all groups above it, v1 and v2, top first.
 
+    Or with `own` candidates for the folder of its own group, likeliest first: in a container the
+    path may be the host's, whose first folders do not exist here, although the root is the group's.
     (kernel, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cgroups.rst)
     """
-    for top, parts in _hierarchies(controller, root):
-        for depth in range(len(parts) + 1):
-            yield os.path.join(top, *parts[:depth])
-
-
-def own(controller: str, root: str = "") -> Iterator[str]:
-    """Yield candidates for the folder of this process's own group, v1 and v2, likeliest first.
-
-    Not the groups above it: other processes use their memory, too. In a container the path may be
-    the host's, whose first folders do not exist here.
-    """
-    for top, parts in _hierarchies(controller, root):
-        for first in range(len(parts) + 1):
-            yield os.path.join(top, *parts[first:])
-
-
-def _hierarchies(controller: str, root: str) -> Iterator[tuple[str, list[str]]]:
     for line in read_text(f"{root}/proc/self/cgroup").splitlines():
         _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
         if controllers and controller not in controllers.split(","):
             continue
         top = f"{root}/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
-        # In a container the path may be the host's, although the root is the group's own.
-        yield top, [part for part in path.split("/") if part not in ("", "..")]
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield os.path.join(top, *(parts[depth:] if own else parts[:depth]))
 
 
 def read_text(path: str) -> str:
@@ -59,10 +45,11 @@ def oom_kills(root: str = "") -> dict[str, int]:
     machine's kills, in other containers, too (kernel,
     Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
-    files = [f"{folder}/memory.{name}" for folder in own("memory", root) for name in _EVENTS]
-    paths = [("the memory cgroup", path) for path in files]
-    for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
+    own = folders("memory", root, own=True)  # other processes use the memory of those above, too
+    files = [f"{folder}/memory.{name}" for folder in own for name in _EVENTS]
+    for path in (*files, f"{root}/proc/vmstat"):
         if match := _OOM_KILL.search(read_text(path)):
+            where = "the memory cgroup" if path in files else "the machine"
             return {f"out of memory: {where} recorded an OOM kill (oom_kill)": int(match[1])}
     return {}
 

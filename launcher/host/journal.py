@@ -42,19 +42,17 @@ class Journal:
         utc = time.time()
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(utc))
         cause = note.cause.partition("\n")[0].removeprefix("launcher: ")
-        values = {
+        fields = {
+            "utc": f"{second}.{int(utc % 1 * 1000):03d}Z",
+            "seconds": round(now - self._began, 3),
+            "attempt": attempt,
             **note._asdict(),
             "host": note.host or self._host,
             "cause": shortened(cause, _LONGEST_CAUSE),
             "since": None if note.since is None else round(note.since - self._began, 3),
         }
-        line = {
-            "utc": f"{second}.{int(utc % 1 * 1000):03d}Z",
-            "seconds": round(now - self._began, 3),
-            "attempt": attempt,
-            "rank": note.rank,
-            **{name: value for name, value in values.items() if value not in (None, "", ())},
-        }
+        absent = {name for name, value in fields.items() if value in (None, "", ())} - {"rank"}
+        line = {name: value for name, value in fields.items() if name not in absent}
         self._writer.add((json.dumps(line) + "\n").encode())
 
     def _write(self, line: bytes) -> None:

@@ -30,21 +30,17 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[tuple[str, socket.socket]]:
             f"{_PARENT_BYTES}): {parent} is used instead."
         )
     folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{time.time_ns():x}")
-    try:
-        os.mkdir(folder, 0o700)  # fails if it exists
-    except OSError as error:
-        what = f"cannot create a folder in {parent} ({error.strerror})"
-        fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
-        raise LaunchError(f"{what}; {fix}.") from None
     with contextlib.ExitStack() as stack:
-        stack.callback(remove, folder)
         try:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            os.mkdir(folder, 0o700)  # fails if it exists
+            stack.callback(remove, folder)
             listener.bind(os.path.join(folder, SOCKET))
+            listener.listen(_BACKLOG)
         except OSError as error:
-            fix = "raise ulimit -n, or set TMPDIR"
-            raise LaunchError(f"cannot create a socket in {folder}: {error}; {fix}.") from None
-        listener.listen(_BACKLOG)
+            what = f"cannot create a folder in {parent} with a socket in it ({error.strerror})"
+            fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
+            raise LaunchError(f"{what}; {fix}.") from None
         yield folder, listener
 
 

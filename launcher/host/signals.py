@@ -10,15 +10,10 @@ import signal
 import socket
 
 from launcher.errors import OTHERS, STOPS
+from launcher.text.log import log
 from launcher.text.words import signal_name
 
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
-
-
-def left_alone(number: int) -> str:
-    """Return the log line for one of OTHERS."""
-    why = "it is not a stop signal, and is not forwarded to the ranks"
-    return f"{signal_name(number)}: ignored; {why}."
 
 
 class Signals:
@@ -44,7 +39,7 @@ class Signals:
         # Children inherit the mask, too: this is our parent's, and the ranks would get ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPS, signal.SIGCHLD))
         self._seen = b""  # signals that `stop` has read and `take` has not returned yet
-        self._others: set[int] = set()  # that have arrived
+        self._logged: set[int] = set()  # of OTHERS
 
     def __enter__(self) -> Signals:
         return self
@@ -70,15 +65,17 @@ class Signals:
     def take(self) -> bytes:
         """Return the numbers of the signals that arrived since the last call, one in each byte.
 
-        Each of OTHERS is returned only once.
+        Log the first of each of OTHERS, instead of returning it.
         """
         seen, self._seen = self._seen, b""
         with contextlib.suppress(BlockingIOError):
             for number in self._reader.recv(4096):
-                if number not in self._others:
+                if number not in OTHERS:
                     seen += bytes([number])
-                if number in OTHERS:
-                    self._others.add(number)
+                elif number not in self._logged:
+                    self._logged.add(number)
+                    why = "it is not a stop signal, and is not forwarded to the ranks"
+                    log(f"{signal_name(number)}: ignored; {why}.")
         return seen
 
     def stop(self) -> int:

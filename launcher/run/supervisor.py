@@ -23,11 +23,10 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from launcher import PACKAGE
-from launcher.errors import STOPS, WARNINGS, LaunchError
+from launcher.errors import WARNINGS, LaunchError
 from launcher.host.child import Helper
 from launcher.host.folders import files_below
 from launcher.host.journal import Journal, host_folder
-from launcher.host.signals import left_alone
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
@@ -275,11 +274,7 @@ class Supervisor(Stepping):
 
     def _take_signals(self) -> None:
         while self._signals:
-            number = self._signals.popleft()
-            if number in STOPS:
-                self.happens(Stop(number))
-            else:
-                self._system.log(left_alone(number))
+            self.happens(Stop(self._signals.popleft()))
 
     # Actions.
 
