@@ -30,7 +30,7 @@ def test_a_stop_ends_the_wait_for_the_driver(start, script, hanging):
     host = start("--train-script", script(""), **variables)
     wait()
     host.signal(signal.SIGTERM)
-    assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "assuming" not in host.err and "CPU" not in host.err
     assert host.failure is None and host.leftovers() == []
 
@@ -41,5 +41,5 @@ def test_a_stop_of_local_while_the_driver_hangs(start, script, hanging):
     host = start(command=command, **variables)
     wait()
     host.signal(signal.SIGINT)
-    assert host.wait(60) == ended_by(signal.SIGINT), host.log()
+    assert host.wait() == ended_by(signal.SIGINT), host.log()
     assert host.leftovers() == []

@@ -10,11 +10,12 @@ from pages import EVENTS, FIELDS
 from simulation.job import Job
 from simulation.plan import AtStop, Fault, Plan, Script, What
 from simulation.strategies import drawn
-from timelines import wait_until_begun
+from timelines import adds_up, wait_until_begun
 
 from launcher.host.journal import Journal
 from launcher.run import supervisor
 from launcher.text.notes import Note
+from launcher_tools import timeline as tool
 
 
 @pytest.fixture
@@ -76,16 +77,18 @@ def test_the_first_host_notes_a_lost_one(folder):
     assert "ended" not in [one for rank, one, _ in told(folder, "algo-0002") if rank is None]
 
 
-def test_whatever_happens_lines_are_in_order_and_say_how_the_job_ended(folder):
+def test_whatever_happens_lines_are_in_order_and_say_how_the_job_ended(tmp_path):
+    """And the bars that the timeline draws of them add up."""
     by = random.Random(0)
     for number in range(100):
+        folder = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(supervisor, "events_folder", lambda *_, at=folder / str(number): str(at))
+            patch.setattr(supervisor, "events_folder", lambda *_, at=folder: str(at))
             job = run(drawn(by))
-        wait_until_begun(job, folder / str(number))
+        wait_until_begun(job, folder)
+        assert not folder.exists() or adds_up(tool.read(str(folder)))
         for machine in (one for one in job.machines if one.launcher):
-            path = folder / str(number) / machine.name / "events.jsonl"
-            check(lines(path), machine.launcher, job)
+            check(lines(folder / machine.name / "events.jsonl"), machine.launcher, job)
 
 
 def check(noted, launcher, job):

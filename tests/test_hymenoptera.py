@@ -15,7 +15,6 @@ from conftest import TRAIN_HYMENOPTERA
 pytestmark = [pytest.mark.torch]
 
 SMALL = ("--weights", "none", "--image-size", "64", "--batch-size", "4", "--lr", "0.01")
-TWO_RANKS = ("--launcher-nproc-per-node", "2", "--train-script")
 
 
 @pytest.fixture

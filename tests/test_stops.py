@@ -8,7 +8,8 @@ import sys
 
 import psutil
 import pytest
-from conftest import SAVES, completed, ended_by, poll, words_of
+from conftest import LAUNCHER, SAVES, completed, ended_by, poll, words_of
+from network import in_namespaces
 
 pytestmark = pytest.mark.torch
 SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
@@ -107,3 +108,25 @@ def test_what_is_no_stop_ends_nothing_and_reaches_no_rank(start, script):
     assert host.err.count(line) == 1, host.log()
     assert host.err.count("it is not a stop signal") == len(numbers), host.log()
     assert "warned" not in host.out, host.log()
+
+
+HIDDEN = """\
+#!/bin/sh
+mount -t proc -o hidepid=1 proc /proc
+exec setpriv --regid 12345 --clear-groups --bounding-set -sys_ptrace "$@"
+"""
+
+
+@in_namespaces
+def test_a_stop_where_proc_hides_the_processes_of_others(start, script):
+    """As some clusters mount it. Root without these rights is as blind, but may read our files."""
+    path = script("import subprocess; subprocess.Popen(['sleep', '600'])\n" + SAVES)
+    hidden = script(HIDDEN, "hidden.sh")
+    hidden.chmod(0o755)
+    command = ["unshare", "--mount", str(hidden), *LAUNCHER]
+    host = start("--train-script", path, "--launcher-grace", "4", command=command)
+    host.wait_for("runs")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert "Traceback" not in host.err
+    poll(lambda: host.leftovers() == [])

@@ -1,22 +1,18 @@
 """`sm-launch timeline`: what each rank did when, from whatever hosts have left."""
 
 import os
-import random
 
 import pytest
 from conftest import LAUNCHER, completed
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import EVENTS
-from simulation.job import Job
-from simulation.strategies import drawn
-from timelines import large, line, wait_until_begun, write
+from timelines import adds_up, large, line, write
 
 from launcher.errors import LaunchError
-from launcher.run import supervisor
 from launcher_tools import timeline as tool
 from launcher_tools import timeline_page
-from launcher_tools.timeline_lanes import KINDS, MARKS, parsed, timeline
+from launcher_tools.timeline_lanes import parsed, timeline
 
 TIMELINE = [*LAUNCHER, "timeline"]
 
@@ -37,18 +33,6 @@ def kinds(lane):
 
 def marks(found, lane):
     return [found.events[mark.event].kind for mark in lane.marks]
-
-
-def adds_up(found):
-    """Tell whether the bars of each lane follow one another, from the job's begin to its end."""
-    for lane in found.lanes:
-        at = 0.0
-        for bar in lane.bars:
-            assert bar.start == pytest.approx(at, abs=1e-6) and bar.kind in KINDS
-            at += bar.seconds
-        assert at == pytest.approx(found.seconds, abs=1e-6), lane
-        assert {found.events[mark.event].kind for mark in lane.marks} <= set(MARKS)
-    return True
 
 
 # What ranks did.
@@ -167,17 +151,6 @@ def test_bars_add_up_to_the_jobs_time_whatever_lines_there_are(rows):
     found = drawn_of(**files)
     assert adds_up(found)
     assert tool.text(found, 80) and timeline_page.page(found, "t")
-
-
-def test_bars_add_up_of_simulated_jobs(tmp_path, monkeypatch):
-    by = random.Random(0)
-    for number in range(60):
-        folder = tmp_path / str(number)
-        monkeypatch.setattr(supervisor, "events_folder", lambda *_, at=folder: str(at))
-        job = Job(drawn(by))
-        job.run()
-        wait_until_begun(job, folder)
-        assert not folder.exists() or adds_up(tool.read(str(folder)))
 
 
 # What files may be.

@@ -82,7 +82,7 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script):
     options = (*TWO_RANKS, "--launcher-failure-grace", "5", "--launcher-verbose=true")
     hosts = start_two("--train-script", script(FAIL), *options, WITH_A_CODE)
     for host in hosts:
-        assert host.wait(60) == 42, host.log()
+        assert host.wait() == 42, host.log()
         assert host.leftovers() == []
         cause, times = host.failure.splitlines()[:2]
         assert cause == "127.0.0.2, rank 2 (local rank 0) failed with ValueError: loss is nan"
@@ -117,7 +117,7 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         host.wait_for("runs")
     hosts[1].signal(signal.SIGTERM)
     for host in hosts:
-        assert host.wait(60) == 143, host.log()
+        assert host.wait() == 143, host.log()
         assert "saved" in host.out and host.failure is None
         assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
         assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
@@ -133,7 +133,7 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
         port = str(taken.getsockname()[1])
         hosts = start_two("--train-script", script("print('ran')"), LAUNCHER_RDZV_PORT=port)
         for host in hosts:
-            assert host.wait(60) == 2, host.log()
+            assert host.wait() == 2, host.log()
             assert host.failure == (
                 f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in "
                 f"use on this "
@@ -151,7 +151,7 @@ def test_arguments_that_differ_end_all(start, script):
         argv = ("--train-script", script(""), "--lr", lr)
         hosts.append(start(*argv, SM_CURRENT_HOST=name, **common))
     for host in hosts:
-        assert host.wait(60) == 2, host.log()
+        assert host.wait() == 2, host.log()
         assert host.failure == (
             "launcher: 127.0.0.1 and 127.0.0.2 differ in their script's arguments: "
             "['--lr', '0.1'] and ['--lr', '0.2']; expected the same on every host.\n"

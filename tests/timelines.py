@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from launcher_tools.timeline_lanes import KINDS, MARKS
+
 HOSTILE = '</script><script>document.title="gone"</script><img src=x onerror=alert(1)> & \x1b[31m'
 STALL = (
     "ranks have made no progress for 60 s: algo-5, rank 37 (local rank 5) is absent from "
@@ -75,3 +79,15 @@ def large() -> dict[str, str]:
         rows.append(at(830, "ended", attempt=2, cause=cause, exit_code=143))
         files[host] = "".join(rows)
     return files
+
+
+def adds_up(found: Any) -> bool:
+    """Tell whether the bars of each lane follow one another, from the job's begin to its end."""
+    for lane in found.lanes:
+        at = 0.0
+        for bar in lane.bars:
+            assert bar.start == pytest.approx(at, abs=1e-6) and bar.kind in KINDS
+            at += bar.seconds
+        assert at == pytest.approx(found.seconds, abs=1e-6), lane
+        assert {found.events[mark.event].kind for mark in lane.marks} <= set(MARKS)
+    return True
