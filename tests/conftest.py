@@ -166,6 +166,15 @@ def completed(*command, code=0, timeout=240, **environ):
     return done
 
 
+def findings(report: str) -> dict[str, list[tuple[str, str]]]:
+    """Return what a report of doctor's --json has found: by check, the level and text of each."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for finding in json.loads(report)["findings"]:
+        text = f"{finding['seen']} -> {finding['to_do']}"
+        found.setdefault(finding["check"], []).append((finding["level"], text))
+    return found
+
+
 def write_config(base: Path, hyperparameters=None, resources=ONE_HOST, channels=None) -> None:
     """Write SageMaker's files into a folder that is to be /opt/ml."""
     files = {"hyperparameters": hyperparameters, "inputdataconfig": channels}

@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import LAUNCHER, REPO, completed, free_port, has_ended, poll
+from conftest import LAUNCHER, REPO, completed, findings, free_port, has_ended, poll
 
 from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
@@ -461,15 +461,6 @@ def run_doctor(*args, code=0, command=LAUNCHER, **environ):
     return completed(*command, "doctor", *args, code=code, **environ)
 
 
-def found(done):
-    """Return what --json says, by check."""
-    by_check = {}
-    for finding in json.loads(done.stdout)["findings"]:
-        text = f"{finding['seen']} -> {finding['to_do']}"
-        by_check.setdefault(finding["check"], []).append((finding["level"], text))
-    return by_check
-
-
 def test_a_host_alone(fake_torch, start):
     imported = fake_torch()
     host = start(command=[*LAUNCHER, "doctor"], LAUNCHER_GRCE="3")
@@ -488,7 +479,7 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
     log_dir = tmp_path / "logs" / "of ranks"
     done = run_doctor("--json", "--train-script", path, "--launcher-nproc-per-node", "2", "--json",
                   "--launcher-log-dir", log_dir)  # fmt: skip
-    ((level, text),) = found(done)["job"]
+    ((level, text),) = findings(done.stdout)["job"]
     assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
     (tmp_path / "logs").write_text("a file")
@@ -512,7 +503,7 @@ def test_a_host_that_takes_no_part(fake_torch):
 def test_torch_that_cannot_be_imported(fake_torch):
     fake_torch("raise ImportError('libcudart.so is missing')")
     done = run_doctor("--json", code=2)
-    assert found(done)["torch"][0][0] == "problem"
+    assert findings(done.stdout)["torch"][0][0] == "problem"
     assert "ImportError: libcudart.so is missing" in done.stdout
     fake_torch("os._exit(3)")
     assert "it ended with exit code 3" in run_doctor(code=2).stdout
@@ -535,7 +526,7 @@ def nvidia_smi(tmp_path, monkeypatch, text):
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
-    seen = found(run_doctor("--json"))
+    seen = findings(run_doctor("--json").stdout)
     assert seen["devices"] == [("ok", "1 GPU for the job: NVIDIA A10G -> ")]
     (torch,) = seen["torch"]
     assert torch == ("ok", "torch 2.8.0 for CUDA 12.8, NCCL 2.27.3; backends: nccl, gloo -> ")
@@ -566,7 +557,7 @@ def test_from_an_archive(fake_torch, tmp_path):
     done = run_doctor(
         "--json", command=[sys.executable, archive], PYTHONPATH=str(tmp_path / "site")
     )
-    assert found(done)["torch"] == [("ok", "torch 2.8.0 for CPU; backends: gloo -> ")]
+    assert findings(done.stdout)["torch"] == [("ok", "torch 2.8.0 for CPU; backends: gloo -> ")]
 
 
 @pytest.mark.parametrize("args", [("--help",), ("--train-script", "t.py", "--launcher-help")])
@@ -604,6 +595,6 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
 def test_the_real_torch():
     import torch
 
-    seen = found(run_doctor("--json"))
+    seen = findings(run_doctor("--json").stdout)
     assert f"torch {torch.__version__} " in seen["torch"][0][1]
     assert ("gloo" in seen["torch"][0][1]) is torch.distributed.is_gloo_available()

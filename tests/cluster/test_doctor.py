@@ -1,21 +1,11 @@
 """`sm-launch doctor` in real containers: names, the network, limits, PID 1."""
 
-import json
-
 import pytest
+from conftest import findings
 
 from cluster.hosts import CONTAINERS
 
 pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
-
-
-def findings(report):
-    """Return what a report of --json has found: by check, the level and text of each."""
-    found = {}
-    for finding in json.loads(report)["findings"]:
-        text = f"{finding['seen']} -> {finding['to_do']}"
-        found.setdefault(finding["check"], []).append((finding["level"], text))
-    return found
 
 
 def test_two_hosts_see_each_other(job):
