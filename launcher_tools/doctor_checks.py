@@ -168,8 +168,8 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
     fields = ["peer_port"] if cluster.nnodes > 1 else []
     if fields and (not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in options.given):
         fields.append("rdzv_port")
-    first, is_first = cluster.hosts[0], cluster.node_rank == 0
     for field in fields:
+        first, is_first = cluster.hosts[0], cluster.node_rank == 0
         port = getattr(options, field)
         where = f"port {port} ({flag(field)})"
         try:
