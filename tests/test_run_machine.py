@@ -26,7 +26,6 @@ from launcher.run.events import (
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
-    LogPlaces,
     RankEnded,
     RankExits,
     RankRuns,
@@ -159,14 +158,14 @@ def test_no_rank_is_told_twice():
 
 def test_where_ranks_are_is_logged_before_they_are_killed():
     host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, Exit(0))).due(16.0)
-    assert host.done == [LogPlaces()]
+    assert host.done == [machine.PLACES]
     assert host.lines == [
         "rank 0 has failed but is still running: SIGKILL follows in 2 s "
         "(--launcher-failure-grace sets this delay)."
     ]
     host = running().at(5.0, FAILURE, RankEnded(0, Exit(0))).due(13.0)
     says = "1 rank still running at the end of the grace period: SIGKILL follows in 2 s."
-    assert host.done == [LogPlaces()] and host.lines == [says]
+    assert host.done == [machine.PLACES] and host.lines == [says]
 
 
 KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
@@ -201,12 +200,12 @@ def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
 
 
 def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once():
-    host = running().at(5.0, STOP)
-    after = host.state.phase.deadline + 0.1
-    killed = RankEnded(0, Exit(-9, recorded="x"), response=Disposition.HANDLES)
-    assert host.at(after, killed).lines == [
-        "2 ranks still running at the end of the grace period: killing with SIGKILL."
+    host = running().at(5.0, STOP).due(23.0)
+    assert host.lines == [
+        "2 ranks still running at the end of the grace period: SIGKILL follows in 2 s."
     ]
+    killed = RankEnded(0, Exit(-9, recorded="x"), response=Disposition.HANDLES)
+    assert host.at(25.1, killed).lines == []
 
 
 def test_a_stop_that_comes_again_is_said():

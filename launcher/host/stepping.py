@@ -19,6 +19,8 @@ _CHARACTERS = 320  # of an event, or of an action, that --launcher-verbose shows
 class Stepping:
     """A state machine and its effects; a subclass carries out each action: `_do(action)`.
 
+    Lines are logged here, and notes are passed to note(note).
+
     With a `name`, steps are logged: "3.214 s: run Running to Ending on End(number=1, ...):
     EndRanks(...)", where 3.214 s have passed since the launcher's start.
     """
@@ -28,10 +30,11 @@ class Stepping:
         system: System,
         state: Any,
         step: Callable[[Any, Any, float], tuple[Any, tuple[Any, ...]]],
+        note: Callable[[Note], None],
         name: str,
     ) -> None:
         self.state = state
-        self._system, self._step, self._name = system, step, name
+        self._system, self._step, self._note, self._name = system, step, note, name
         self._began = system.now()
         self._events = collections.deque[Any]()
         self._is_acting = False
@@ -45,13 +48,20 @@ class Stepping:
     def _act(self, actions: tuple[Any, ...]) -> None:
         self._is_acting = True
         try:
-            for action in actions:
-                self._do(action)
+            self._do_all(actions)
             while self._events:
-                for action in self._decide(self._events.popleft()):
-                    self._do(action)
+                self._do_all(self._decide(self._events.popleft()))
         finally:
             self._is_acting = False
+
+    def _do_all(self, actions: tuple[Any, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Log):
+                self._system.log(action.line)
+            elif isinstance(action, Note):
+                self._note(action)
+            else:
+                self._do(action)
 
     def _decide(self, event: Any) -> tuple[Any, ...]:
         before, now = self.state, self._system.now()

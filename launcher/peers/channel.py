@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterable
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
@@ -37,7 +37,6 @@ from launcher.peers.state import JobState
 from launcher.result.causes import Failure, of_host
 from launcher.text.notes import Note
 from launcher.text.protocol import encoded
-from launcher.text.words import Log
 
 _MOST_REFUSALS_LOGGED = 20
 # Between two `Alive` messages. Until such a message is acknowledged the kernel sends no probes, and
@@ -59,14 +58,14 @@ class Channel(Stepping):
         command: Callable[[Any], None],
         note: Callable[[Note], None],
     ) -> None:
-        self._job, self._command, self._note = job, command, note
+        self._job, self._command = job, command
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
         self._read_as: Callable[[dict[str, Any]], Message]
         self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
         state, self._first = self._machine.begin(job, system.now())
         name = "hosts" if job.options.verbose else ""
-        super().__init__(system, state, self._machine.step, name)
+        super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._refused = 0
@@ -148,16 +147,11 @@ class Channel(Stepping):
             self._send(action.hosts, action.message)
             if self._job.current_host in action.hosts:
                 self._command(action.message)
-        elif isinstance(action, Log):
-            self._system.log(action.line)
-        elif isinstance(action, Note):
-            self._note(action)
-        elif isinstance(action, events.Connect):
+        else:
+            assert isinstance(action, events.Connect)
             address = self._job.cluster.address(self._job.coordinator)
             port, then = self._job.options.peer_port, self._connected
             self._system.connect(address, port, action.seconds, then)
-        else:
-            _unknown(action)
 
     def _send(self, hosts: Iterable[str], message: Message) -> None:
         to = [self._connections[host] for host in hosts if host in self._connections]
@@ -252,8 +246,3 @@ class Channel(Stepping):
         if self._connections.get(connection.host) is connection:
             del self._connections[connection.host]
             self.happens(Lost(connection.host, connection.closed_by))
-
-
-def _unknown(action: NoReturn) -> NoReturn:
-    """Let mypy find actions that nothing carries out."""
-    raise TypeError(action)

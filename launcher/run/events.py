@@ -2,8 +2,8 @@
 
 Events come from the loop, which carries out the actions. Messages between hosts (peers/messages.py)
 are events, too: the coordinator's commands Start, End and Leave, and what happens to this host as a
-whole, Stop and Failed. And they are actions: reports to the coordinator. Ranks have their global
-numbers.
+whole, Stop and Failed. And they are actions: reports to the coordinator, and CollectStacks. Ranks
+have their global numbers.
 """
 
 from __future__ import annotations
@@ -140,10 +140,6 @@ class LeaveRanks(NamedTuple):
 
 class KillTorchrun(NamedTuple):
     """Kill torchrun, and the program that runs it with all below it."""
-
-
-class LogPlaces(NamedTuple):
-    """Ask all ranks where they are, and log that of those that still run."""
 
 
 Actions = tuple[Any, ...]

@@ -56,6 +56,7 @@ from launcher.run.state import (
 )
 from launcher.text.notes import Note
 from launcher.text.words import Log, plural, signal_name
+from launcher.watch.progress import CollectStacks
 
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
@@ -65,6 +66,7 @@ TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
+PLACES = CollectStacks(-1, may_signal=True)  # for the log of this host
 LOCAL = -1  # number of an Ending that the coordinator has not commanded
 
 
@@ -519,7 +521,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     if now < phase.warn_at:
         return state, ()
     said = map(Log, summary.still_running(state, phase.deadline - phase.warn_at))
-    return state._replace(phase=phase._replace(warn_at=math.inf)), (*said, events.LogPlaces())
+    return state._replace(phase=phase._replace(warn_at=math.inf)), (*said, PLACES)
 
 
 # The function for each event; each branches on the phase.

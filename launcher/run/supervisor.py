@@ -18,7 +18,6 @@ import math
 import os
 import selectors
 import signal
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -43,7 +42,7 @@ from launcher.run.state import Done, Ending, Joining, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
-from launcher.text.words import NAMED, Log, printable
+from launcher.text.words import NAMED, printable
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
 from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
@@ -56,7 +55,6 @@ _OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # scripts get this process's values
 _UPLOADED = ("model", os.path.join("output", "data"), "checkpoints")
 # A loop that is so late was suspended or blocked: no deadline counts for that time.
 _LATE_SECONDS = 1.0
-_PLACES = -1  # the number of the stacks that are requested before ranks are killed
 _LOOK_SECONDS = 0.1  # between two checks for leftovers
 Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -101,7 +99,6 @@ class Supervisor(Stepping):
         self._warm: Warm | None = None
         self._store: Helper | None = None
         self._logged = {""}  # why the watch cannot see ranks
-        self._signals: deque[int] = deque()  # to be handled
         self._error: Exception | None = None  # the launcher's own
         # Below another launcher, whose files these would be, nothing is written.
         self._log_dir = "" if environ.get(JOB_MARK) else job.options.log_dir
@@ -118,7 +115,8 @@ class Supervisor(Stepping):
                 job = Job(job.cluster, job.options, error=error)
         self._open.callback(self._keepers.close)
         name = "run" if job.options.verbose else ""
-        super().__init__(system, machine.begin(job, system.now()), machine.step, name)
+        state = machine.begin(job, system.now())
+        super().__init__(system, state, machine.step, self._write_note, name)
         self._note(Note("began", job=job.cluster.job_name))
         self._channel = Channel(job, system, self._receive, self._note)
 
@@ -155,8 +153,7 @@ class Supervisor(Stepping):
 
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
-        self._on_signals()
-        self._take_signals()  # a stop may have arrived before any start
+        self._on_signals()  # a stop may have arrived before any start
         if not isinstance(self.state.phase, Done):
             self._begin_warm()
             self._channel.begin()
@@ -171,7 +168,6 @@ class Supervisor(Stepping):
         return due
 
     def _do_what_is_due(self) -> None:
-        self._take_signals()
         now = self._system.now()
         if now >= machine.due(self.state):
             self.happens(events.Time())
@@ -246,7 +242,7 @@ class Supervisor(Stepping):
         if isinstance(event, StacksRequest):
             self._channel.report(event)
         elif isinstance(event, CollectStacks):
-            self._request_stacks(event.number, may_signal=event.may_signal)
+            self._request_stacks(event)
         elif isinstance(event, AllStacks):
             self._reply_stacks(event)
         else:
@@ -270,20 +266,14 @@ class Supervisor(Stepping):
                     error = self._torchrun.words() if exit_code > 0 else ""
                     oom = self._keepers.oom() if exit_code == -signal.SIGKILL else ""
                     self.happens(events.TorchrunEnded(exit_code, error, oom))
-        self._signals.extend(number for number in numbers if number != signal.SIGCHLD)
-
-    def _take_signals(self) -> None:
-        while self._signals:
-            self.happens(Stop(self._signals.popleft()))
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self.happens(Stop(number))
 
     # Actions.
 
     def _do(self, action: Any) -> None:
-        if isinstance(action, Log):
-            self._system.log(action.line)
-        elif isinstance(action, Note):
-            self._note(action)
-        elif isinstance(action, events.StartTorchrun):
+        if isinstance(action, events.StartTorchrun):
             try:
                 self._start_torchrun()
             except Exception as error:
@@ -297,14 +287,14 @@ class Supervisor(Stepping):
             if self._torchrun and not self._plan.tees:
                 self._torchrun.is_muted = True
             self._keepers.leave(action.exit_code, action.ranks)
-        elif isinstance(action, events.LogPlaces):
-            self._request_stacks(_PLACES, may_signal=True)
+        elif isinstance(action, CollectStacks):
+            self._request_stacks(action)
         elif isinstance(action, events.KillTorchrun):
             self._kill_torchrun()
         else:
             self._report(action)
 
-    def _note(self, note: Note) -> None:
+    def _write_note(self, note: Note) -> None:
         self._journal.note(note, self.state.attempt, self._system.now())
 
     def _report(self, message: FromMember) -> None:
@@ -420,10 +410,10 @@ class Supervisor(Stepping):
             self._logged.add(error)
             self._system.log(error)
 
-    def _request_stacks(self, number: int, *, may_signal: bool) -> None:
-        """Ask all ranks where they are, for the report of this number."""
-        now = self._system.now()
-        request = self._keepers.watch.request_stacks(number, now, may_signal=may_signal)
+    def _request_stacks(self, wanted: CollectStacks) -> None:
+        """Ask all ranks where they are."""
+        now, may_signal = self._system.now(), wanted.may_signal
+        request = self._keepers.watch.request_stacks(wanted.number, now, may_signal=may_signal)
         self._keepers.ask(request)
         self._report_ranks(now)
 
@@ -435,7 +425,7 @@ class Supervisor(Stepping):
                 self._keepers.ask({"signal": number}, [pid])
         ranks = {rank.pid: rank.exit_code for rank in self.state.ranks.values() if rank.pid}
         for report in watch.reports(ranks, self._system.state_of, now):
-            if report.number != _PLACES:
+            if report.number != machine.PLACES.number:
                 self._channel.report(report)
                 continue
             for rank in self.state.alive[:NAMED]:
