@@ -137,14 +137,8 @@ class Watch:
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
             place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
-        known = rank.known._replace(
-            unchanged=float(fields.get("unchanged", 0)),
-            trouble="",
-            place=place,
-            groups=wire.read(tuple[Group, ...], fields.get("groups", [])),
-            is_still=False,
-            note=str(fields.get("note", "")),
-        )
+        numbers = {"rank": rank.known.rank, "local_rank": rank.known.local_rank}
+        known = wire.read(StalledRank, {"unchanged": 0, **fields, **numbers, "place": place})
         if fields.get("ends"):
             trouble = f"{ENDS}{stacks.in_place(rank.calls)}"
             known = known._replace(groups=rank.known.groups).without_waits(trouble)
