@@ -56,11 +56,11 @@ def test_every_strategy_computes_what_one_process_does(job):
     size = ("--layers", count, "--steps", steps)
     alone = losses(job(*size, "--model-dir", "alone").out)
     assert len(alone) == steps and alone[-1] < alone[0] - 0.01 * steps
-    for strategy in STRATEGIES:
-        done = job(*size, "--parallel", strategy, "--model-dir", strategy, count=count)
-        assert close(losses(done.out), alone), strategy
-        assert same_models(strategy, "alone"), strategy
-        assert "Warning" not in done.err, strategy
+    for way in (*(f"--parallel {name}" for name in STRATEGIES), "--shard-optimizer True"):
+        done = job(*size, *way.split(), "--model-dir", "shared", count=count)
+        assert close(losses(done.out), alone), way
+        assert same_models("shared", "alone"), way
+        assert "Warning" not in done.err, way
 
 
 @needs_newer
@@ -68,15 +68,6 @@ def test_every_strategy_computes_what_one_process_does(job):
 def test_one_process_can_have_any_strategy(job):
     first, *others = (losses(job("--parallel", strategy).out) for strategy in STRATEGIES)
     assert all(close(first, other) for other in others)
-
-
-@needs_newer
-@pytest.mark.systems
-def test_an_optimizer_in_parts_computes_the_same(job):
-    alone = job("--model-dir", "alone")
-    shared = job("--shard-optimizer", "True", "--model-dir", "shared", count=4)
-    assert close(losses(shared.out), losses(alone.out))
-    assert same_models("shared", "alone")
 
 
 @needs_newer
