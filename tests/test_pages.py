@@ -47,6 +47,20 @@ def test_the_developers_pages_are_short():
     assert sum(lengths.values()) < 9_100, lengths
 
 
+def test_how_it_works_names_what_the_code_has():
+    """Of each row of its ways: the file, and the functions that are named after it."""
+    page = (REPO / "docs" / "development" / "how-it-works.md").read_text(encoding="utf-8")
+    places = re.findall(r"([a-z_]+(?:/[a-z_]+)?\.py)((?:, `\w+`)*)", page)
+    functions = 0
+    for path, names in places:
+        found = [*(REPO / "launcher").rglob(path)]
+        assert found, path
+        for name in re.findall(r"\w+", names):
+            functions += 1
+            assert f"def {name}(" in found[0].read_text(), f"{path}, {name}"
+    assert functions > 8
+
+
 def test_the_tables_are_those_of_the_code():
     tables = runpy.run_path(str(REPO / "docs" / "tables.py"))
     places = []
