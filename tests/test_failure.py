@@ -151,6 +151,15 @@ def test_failures_of_torchrun_itself(returncode, error, code, says):
     assert failure.text.startswith(f"algo-1: {says}") and len(failure.text) <= LIMIT
 
 
+def test_a_torchrun_that_was_told_to_end_is_named_not_the_program_that_runs_it():
+    job = job_of("algo-1", ("algo-1",), runner="neuron_parallel_compile")
+    told = "SignalException: Process 7 got signal: 15"
+    failure = of_torchrun(job, 1, told, 12.0, had_ranks=True)
+    says = "algo-1: torchrun was ended by SIGTERM (signal 15), below neuron_parallel_compile\n"
+    assert failure.exit_code == 69 and failure.text.startswith(says)
+    assert of_torchrun(job, 3, "", 12.0, had_ranks=True).exit_code == 3
+
+
 def test_where_the_failure_file_goes(tmp_path):
     assert output_dir({}) == "/opt/ml/output"
     assert output_dir({"SAGEMAKER_BASE_DIR": "/b"}) == "/b/output"

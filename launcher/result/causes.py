@@ -304,7 +304,8 @@ def of_torchrun(
     runner = job.plan.runner
     what = f"{runner or 'torchrun'} failed"
     if told := _TOLD.match(error):
-        what, error = f"{runner or 'torchrun'} was ended by {signal_name(int(told[1]))}", ""
+        what, error = f"torchrun was ended by {signal_name(int(told[1]))}", ""
+        what += f", below {runner}" if runner else ""
     elif returncode < 0:
         what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
@@ -319,7 +320,7 @@ def of_torchrun(
     code = EXIT_HOST_LOST
     if not had_ranks and (returncode == EXIT_USAGE or _OF_SETTINGS.match(error)):
         code = EXIT_USAGE
-    elif runner and returncode >= 0:
+    elif runner and returncode >= 0 and not told:
         code = returncode or 1
     what = f"{job.current_host}: {what}"
     return _with_code(Cause.TORCHRUN, code, what, f", {seconds:.0f} s after start")
