@@ -60,9 +60,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
     is_json = argv[:1] == ["--json"]
     with kept() as logged:  # lines that a job would log go into the report
         job, report = _report(argv[1:] if is_json else argv, environ, signals, logged)
-    if number := signals.stop():
-        log(f"{signal_name(number)}: stopping doctor.")
-        return stopped(number)
+    if stop := signals.stop():
+        log(f"{signal_name(stop)}: stopping doctor.")
+        return stopped(stop)
     show((as_json if is_json else as_text)(job, report))
     if not _problems(report):
         return SUCCESS

@@ -355,8 +355,8 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
         yield OK, seen
 
 
-def _is_less(limit: int, number: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < number
+def _is_less(limit: int, needed: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < needed
 
 
 # PID 1

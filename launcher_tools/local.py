@@ -38,9 +38,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
     interfaces = resources.read_resources().interfaces
     shares = local_setup.shares(len(chosen.hosts), environ, signals)
-    if number := signals.stop():  # a stop during the query for GPUs
-        log(f"{signal_name(number)}: nothing was started.")
-        return stopped(number)
+    if stop := signals.stop():  # a stop during the query for GPUs
+        log(f"{signal_name(stop)}: nothing was started.")
+        return stopped(stop)
     passed, refused = local_setup.as_hyperparameters(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_name = f"{name}-{os.getpid()}"

@@ -177,18 +177,18 @@ class Loop:
         self._output.follow(host.number, host.logs)
 
     def _on_signals(self) -> None:
-        for number in self._signals.take():
-            if number == signal.SIGCHLD:
+        for arrived in self._signals.take():
+            if arrived == signal.SIGCHLD:
                 self._reap()
                 continue
             self._output.hurry()
             if self._all_stopped:
-                self._output.say(f"{signal_name(number)} after a stop: killing the job.")
+                self._output.say(f"{signal_name(arrived)} after a stop: killing the job.")
                 for host in self._hosts:
                     host.kill()
             else:
                 self._output.say(
-                    f"{signal_name(number)}: stopping the job as SageMaker would, with SIGTERM "
+                    f"{signal_name(arrived)}: stopping the job as SageMaker would, with SIGTERM "
                     "to every host; a second one kills it."
                 )
                 self._stop(self._hosts, everybody=True)

@@ -202,8 +202,8 @@ def schedule(
 
 def _parsed(option: str, act: str, text: str, hosts: Sequence[str]) -> Event:
     host, at, seconds = text.rpartition("@")
-    number = re.fullmatch(r"\d+(\.\d*)?|\.\d+", seconds, re.ASCII)
-    if not at or not number or math.isinf(float(seconds)):
+    is_number = re.fullmatch(r"\d+(\.\d*)?|\.\d+", seconds, re.ASCII)
+    if not at or not is_number or math.isinf(float(seconds)):
         form = "HOST@SECONDS such as algo-1@30" + (", or @30" if act == STOP else "")
         raise LaunchError(f"{option} is {text!r}; expected {form}.")
     if not host and act != STOP:

@@ -113,7 +113,7 @@ def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str
     the second host's would not begin at 0.
     """
     found = resources.gpus(environ, signals)
-    visible = resources.visible_gpus(found, len(found), environ)
+    visible = resources.visible_gpus(found, environ)
     return [device for gpu in visible for device in gpu.devices]
 
 

@@ -18,6 +18,7 @@ from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
+from launcher.job.resources import Gpu
 from launcher.text.words import flag, listed
 
 ALONE = "localhost"
@@ -70,16 +71,15 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     A process sees at most one MIG slice, and with it no GPU without slices (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
-    number = resources.count("SM_NUM_GPUS", environ)
-    if number is None:
+    count, found = resources.count("SM_NUM_GPUS", environ), list[Gpu]()
+    if count is None:
         found = resources.gpus(environ, signals)
-        number = len(found)
-    elif number and resources.visible_gpus((), number, environ):
+    elif resources.visible_gpus([Gpu("")] * count, environ):
         otherwise = "assuming that no GPU is in MIG mode"
         found = resources.gpus(environ, signals, otherwise=otherwise)
-    else:
-        found = []
-    visible = resources.visible_gpus(found, number, environ)
+    if count is not None:
+        found = [*found, *[Gpu("")] * (count - len(found))][:count]
+    visible = resources.visible_gpus(found, environ)
     models = tuple(dict.fromkeys(gpu.name for gpu in visible if gpu.name))
     devices = [device for gpu in visible for device in gpu.devices]
     if any(device.startswith("MIG-") for device in devices):

@@ -147,22 +147,21 @@ def gpus(
     return found
 
 
-def visible_gpus(found: Sequence[Gpu], number: int, environ: Mapping[str, str]) -> list[Gpu]:
+def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
 
-    A GPU that was not found has only the name in its entry. CUDA ignores
-    entries after the first invalid one (programming guide, "Environment Variables").
+    A GPU without a UUID gets its index; one that was not found has only the name in its entry. CUDA
+    ignores entries after the first invalid one (programming guide, "Environment Variables").
     """
-    all_gpus = [*found, *[Gpu("")] * (number - len(found))][:number]
-    all_gpus = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(all_gpus)]
+    found = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(found)]
     entries = environ.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
-        return all_gpus
+        return found
     visible: list[Gpu] = []
     for entry in map(str.strip, entries.split(",")):
-        if entry.isdecimal() and len(entry) < 6 and int(entry) < number:
-            visible.append(all_gpus[int(entry)])
-        elif number and entry.startswith(("GPU-", "MIG-")):
+        if entry.isdecimal() and len(entry) < 6 and int(entry) < len(found):
+            visible.append(found[int(entry)])
+        elif found and entry.startswith(("GPU-", "MIG-")):
             # CUDA takes the beginning of a UUID.
             matches = (gpu for gpu in found if gpu.uuid.startswith(entry))
             visible.append(next(matches, Gpu(entry)))
@@ -184,9 +183,9 @@ def count_neuron_cores(
 
     A stop among the signals ends the wait, as in `gpus`.
     """
-    number = count("SM_NUM_NEURONS", environ)
-    if number is not None:
-        return number
+    cores = count("SM_NUM_NEURONS", environ)
+    if cores is not None:
+        return cores
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
     answer = _ask("neuron-ls", "-j", environ, signals, _NONE)

@@ -190,9 +190,9 @@ def failure_code(code: int) -> int:
     return code if 0 < code < 256 else 1
 
 
-def stopped(number: int) -> Result:
+def stopped(stop_signal: int) -> Result:
     """Return the result of a job that a signal has stopped."""
-    return Result(exit_code_of(-number), "", number)
+    return Result(exit_code_of(-stop_signal), "", stop_signal)
 
 
 def of_container(
