@@ -220,18 +220,14 @@ def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
 def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     """Report the ranks' devices, and whether there are more ranks than devices."""
     cluster, cores = job.cluster, resources.usable_cores()
-    if cluster.num_gpus:
-        models = ", ".join(cluster.gpu_models) or "not listed by nvidia-smi"
-        most, units, more = cluster.num_gpus, cluster.devices, f" for the job: {models}"
-    elif cluster.num_neurons:
-        most, units, more = cluster.num_neurons, cluster.devices, f", {plural(cores, 'core')}"
-    elif "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu(root):
-        seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
-        yield PROBLEM, seen, "replace this host, or its driver"
-        return
-    else:
-        most, units, more = cores, f"no GPU; {plural(cores, 'core')}", ""
-    yield OK, units + more
+    most, units = cluster.num_gpus or cluster.num_neurons, cluster.devices
+    if not most:
+        if "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu(root):
+            seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
+            yield PROBLEM, seen, "replace this host, or its driver"
+            return
+        most, units = cores, f"no GPU; {plural(cores, 'core')}"
+    yield OK, units
     if (ranks := _ranks(job)) > most:
         to_do = f"use {flag('nproc_per_node')} {most}, or a larger instance"
         yield WARNING, f"{ranks} ranks would share {units}", to_do
@@ -331,10 +327,11 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     needs = max(_FEW_FILES, job.cluster.nnodes + _DESCRIPTORS)
-    level = WARNING if _is_less(files, needs) else OK
     seen = f"a process may have {'any number of' if files < 0 else files} files open"
-    to_do = _restart(environ, f"--ulimit nofile={needs}", _FEWER_WORKERS)
-    yield level, seen, to_do if level == WARNING else ""
+    if _is_less(files, needs):
+        yield WARNING, seen, _restart(environ, f"--ulimit nofile={needs}", _FEWER_WORKERS)
+    else:
+        yield OK, seen
     limited = [f"{folder}/pids" for folder in cgroups.folders("pids", root)]
     pairs = [(read_text(f"{pids}.max"), read_text(f"{pids}.current")) for pids in limited]
     left = [int(most) - int(now) for most, now in pairs if most.strip().isdecimal() and now]
@@ -346,13 +343,13 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
     workers = max(1, resources.usable_cores() // ranks)
     needs = ranks * (threads + workers + _OTHER_THREADS)
     seen = f"{min(left)} more processes and threads may be started"
-    if min(left) < needs:
-        seen += f"; {plural(ranks, 'rank')} with {plural(threads, 'thread')} and "
-        seen += f"{plural(workers, 'data loader worker')} each need about {needs}"
-        fewer = f"{_FEWER_WORKERS} and threads (OMP_NUM_THREADS)"
-        yield WARNING, seen, _restart(environ, "--pids-limit=-1", fewer)
-    else:
+    if min(left) >= needs:
         yield OK, seen
+        return
+    seen += f"; {plural(ranks, 'rank')} with {plural(threads, 'thread')} and "
+    seen += f"{plural(workers, 'data loader worker')} each need about {needs}"
+    fewer = f"{_FEWER_WORKERS} and threads (OMP_NUM_THREADS)"
+    yield WARNING, seen, _restart(environ, "--pids-limit=-1", fewer)
 
 
 def _is_less(limit: int, needed: int) -> bool:

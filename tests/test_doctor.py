@@ -164,10 +164,10 @@ USE = "use --launcher-nproc-per-node"
 @pytest.mark.parametrize(
     ("job", "expected"),
     [
-        (host(gpus=2, ranks=2), ["ok 2 GPUs for the job: NVIDIA A10G"]),
-        (host(gpus=2, ranks=4), ["ok 2 GPUs", f"warning 4 ranks would share 2 GPUs -> {USE} 2"]),
+        (host(gpus=2, ranks=2), ["ok 2 GPUs (NVIDIA A10G)"]),
+        (host(gpus=2, ranks=4), ["ok 2 GPUs", f"warning GPUs (NVIDIA A10G) -> {USE} 2"]),
         (host(gpus=2, ranks="gpu"), ["ok 2 GPUs"]),  # torchrun counts
-        (host(neurons=32), ["ok 32 Neuron cores, "]),
+        (host(neurons=32), ["ok 32 Neuron cores"]),
         (host(ranks=1000), ["ok no GPU; ", "warning 1000 ranks would share no GPU; "]),
     ],
 )
@@ -527,7 +527,7 @@ def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
     seen = findings(run_doctor("--json").stdout)
-    assert seen["devices"] == [("ok", "1 GPU for the job: NVIDIA A10G -> ")]
+    assert seen["devices"] == [("ok", "1 GPU (NVIDIA A10G) -> ")]
     (torch,) = seen["torch"]
     assert torch == ("ok", "torch 2.8.0 for CUDA 12.8, NCCL 2.27.3; backends: nccl, gloo -> ")
     fake_torch(devices=0, cuda="12.8")

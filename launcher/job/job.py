@@ -38,7 +38,8 @@ class Cluster(NamedTuple):
     def devices(self) -> str:
         """The devices of this host's ranks, in words."""
         if self.num_gpus:
-            return plural(self.num_gpus, "MIG slice" if self.mig else "GPU")
+            models = f" ({' and '.join(self.gpu_models)})" if self.gpu_models else ""
+            return plural(self.num_gpus, "MIG slice" if self.mig else "GPU") + models
         return plural(self.num_neurons, "Neuron core") if self.num_neurons else "CPU"
 
     def address(self, host: str) -> str:
@@ -145,9 +146,7 @@ class Job(NamedTuple):
         ranks = plural(nproc, "rank")
         if not nproc.isdecimal():
             ranks = f"ranks counted by torchrun (--nproc-per-node={nproc})"
-        has_models = cluster.gpu_models and cluster.num_gpus
-        models = f" ({' and '.join(cluster.gpu_models)})" if has_models else ""
-        return f"{who}: {ranks} on {cluster.devices}{models}"
+        return f"{who}: {ranks} on {cluster.devices}"
 
     def _others(self) -> str:
         """Return the other hosts, and where all meet; "" for a single host."""
