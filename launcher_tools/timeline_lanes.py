@@ -13,12 +13,13 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from launcher.text.protocol import decoded
+from launcher.text.wire import read
 from launcher.text.words import plural, printable, signal_name
 
-_MOST_SECONDS = 1e9
+_MOST_SECONDS, _LONGEST = 1e9, 50_000  # of a text, in characters
 
 
 class Kind(NamedTuple):
@@ -52,60 +53,27 @@ _ENDS = {"stop": "saving", "ending": "ending"}
 _STALLS = ("stalled", "continued")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(value)
-    return printable(value[:2000])
-
-
-def _lines(value: Any) -> str:
-    return printable(str(value)[:50_000], keep="\n")
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not -_MOST_SECONDS < value < _MOST_SECONDS:
-        raise ValueError(value)
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 31:
-        raise ValueError(value)
-    return value
-
-
-def _rank(value: Any) -> Optional[int]:
-    return None if value is None else _whole(value)
-
-
-def _utc(value: Any) -> float:
-    return datetime.datetime.strptime(f"{value}+0000", "%Y-%m-%dT%H:%M:%S.%fZ%z").timestamp()
-
-
 class Line(NamedTuple):
-    """A line of a file: of each field its type, and what checks it, or raises an error."""
+    """A line of a file; its texts are printable."""
 
-    utc: Annotated[float, _utc]  # seconds since 1970
-    seconds: Annotated[float, _number]
-    host: Annotated[str, _text]
-    attempt: Annotated[int, _whole]
-    event: Annotated[str, _text]
-    rank: Annotated[Optional[int], _rank]
-    cause: Annotated[str, _text] = ""
-    exit_code: Annotated[Optional[int], lambda value: _whole(value + 1024) - 1024] = None
-    ranks: Annotated[tuple[int, ...], lambda value: tuple(map(_whole, value))] = ()
-    since: Annotated[float, _number] = -1.0  # -1: when it happened
-    job: Annotated[str, _text] = ""
-    text: Annotated[str, _lines] = ""
+    utc: float  # seconds since 1970
+    seconds: float
+    host: str
+    attempt: int
+    event: str
+    rank: Optional[int]
+    cause: str = ""
+    exit_code: Optional[int] = None
+    ranks: tuple[int, ...] = ()
+    since: float = -1.0  # -1: when it happened
+    job: str = ""
+    text: str = ""
 
     @property
     def words(self) -> str:
         """The cause and the exit code."""
         code = "" if self.exit_code is None else f"exit code {self.exit_code}"
         return f"{self.cause} ({code})" if self.cause and code else self.cause or code
-
-
-_FIELDS = {name: kind.__metadata__[0] for name, kind in Line.__annotations__.items()}
 
 
 class Bar(NamedTuple):
@@ -205,9 +173,7 @@ def parsed(text: str) -> tuple[list[Line], int]:
     bad = 0
     for row in filter(str.strip, text.split("\n")):
         try:
-            value = decoded(row.encode("utf-8", "surrogatepass"))
-            found = {name: check(value[name]) for name, check in _FIELDS.items() if name in value}
-            line = Line(**found)
+            line = _line(decoded(row.encode("utf-8", "surrogatepass")))
         except (ValueError, TypeError):
             bad += 1
             continue
@@ -215,6 +181,21 @@ def parsed(text: str) -> tuple[list[Line], int]:
             lines = []
         lines.append(line)
     return lines, bad
+
+
+def _line(fields: Mapping[str, Any]) -> Line:
+    """Return a line as its host has written it. Raises ValueError if it is not valid."""
+    utc = datetime.datetime.strptime(f"{fields.get('utc')}+0000", "%Y-%m-%dT%H:%M:%S.%fZ%z")
+    texts = {
+        name: printable(text[:_LONGEST], keep="\n" if name == "text" else "")
+        for name, text in fields.items()
+        if isinstance(text, str)
+    }
+    unless_given = {**Line._field_defaults, "ranks": []}
+    line: Line = read(Line, {**unless_given, **fields, **texts, "utc": utc.timestamp()})
+    if not abs(line.seconds) < _MOST_SECONDS:
+        raise ValueError(line.seconds)
+    return line
 
 
 def in_order(names: Sequence[str]) -> list[str]:
