@@ -191,8 +191,7 @@ def _line(fields: Mapping[str, Any]) -> Line:
         for name, text in fields.items()
         if isinstance(text, str)
     }
-    unless_given = {**Line._field_defaults, "ranks": []}
-    line: Line = read(Line, {**unless_given, **fields, **texts, "utc": utc.timestamp()})
+    line: Line = read(Line, {**fields, **texts, "utc": utc.timestamp()})
     if not abs(line.seconds) < _MOST_SECONDS:
         raise ValueError(line.seconds)
     return line
