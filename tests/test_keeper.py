@@ -318,8 +318,9 @@ def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
     kept = start(DAEMON.format(how=how, at_term=SAVES))
     kept.run()
     assert kept.wait("ended")["code"] == 0
+    (left,) = kept.left
     kept.end()
-    assert kept.wait("log") == f"stopping process {kept.left[0]}, which rank 0 left running."
+    assert kept.wait("log") == f"stopping process {left}, which rank 0 left running."
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     printed("saved")
     assert nothing_is_left() is False  # stub and keeper
@@ -462,17 +463,20 @@ def test_a_launcher_that_is_gone_amid_an_end_changes_nothing(start):
 def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start):
     kept = waiting(start, TELLS)
     kept.process.kill()
-    assert kept.wait("lost") == "its process below torchrun"
+    assert kept.wait("stub") == signal.SIGKILL
     kept.kill(1)
     kept.leave(0)
     poll(nothing_is_left)
 
 
 def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):
+    """The stub says which of torchrun's it got."""
     kept = waiting(start, TELLS)
     for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, USR1, signal.SIGUSR2, signal.SIGPIPE):
         for pid in (kept.process.pid, kept.pid):
             os.kill(pid, number)
+        if number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT):
+            assert kept.wait("stub") == number
     kept.send(ask={"signal": USR1})
     printed("alive")
     kept.kill(1)

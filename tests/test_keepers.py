@@ -22,6 +22,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     ScriptEnded,
+    StubSignalled,
     ThreadRaised,
 )
 from launcher.run.keepers import Keepers
@@ -132,11 +133,11 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
 
 
 def test_a_keeper_that_is_killed_and_one_whose_stub_is(keepers):
-    with keeper(7, {"lost": "the stub"}):
+    with keeper(7, {"stub": signal.SIGTERM}):
         keepers.act_until(lambda: len(keepers.told) == 2)
-        assert keepers.told[1] == KeeperLost(7, "the stub", is_gone=False)
+        assert keepers.told[1] == StubSignalled(7, signal.SIGTERM)
     keepers.act_until(lambda: len(keepers.told) == 3)
-    assert keepers.told[2] == KeeperLost(7, "its keeper") and keepers.are_gone
+    assert keepers.told[2] == KeeperLost(7) and keepers.are_gone
 
 
 NONSENSE = [{}, {"hello": {}}, {"hello": {"rank": "x"}}, {"runs": 3}, {"ended": {}}, 3, [1], "abc"]

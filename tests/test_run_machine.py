@@ -30,6 +30,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     ScriptEnded,
+    StubSignalled,
     ThreadRaised,
     Time,
     TorchrunEnded,
@@ -107,7 +108,7 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
         (TorchrunEnded(-9, oom="out of memory"), "", "torchrun was killed by SIGKILL (signal 9); "),
         (TorchrunEnded(1, "OSError: x"), "", "torchrun failed: OSError: x"),
         (TorchrunEnded(3), COMPILE, f"{COMPILE} failed"),
-        (KeeperLost(1, "its keeper"), "", "rank 1 (local rank 1): its keeper was killed"),
+        (KeeperLost(1), "", "rank 1 (local rank 1): its keeper was killed"),
     ],
 )
 def test_what_ends_before_the_job_has_failed(event, runner, says):
@@ -115,19 +116,24 @@ def test_what_ends_before_the_job_has_failed(event, runner, says):
     assert says in failed.failure.headline and not failed.failure.may_restart
 
 
-def test_a_torchrun_that_was_told_to_end_is_the_reason_and_not_the_stubs_that_it_kills():
-    """It says so when it has ended; of a killed stub it only says that a child has failed."""
-    stub = KeeperLost(1, "its process", is_gone=False)
-    for error in ("", "SignalException: Process 7 got signal: 15"):
-        (failed,) = (
-            running().at(5.0, stub, stub._replace(rank=0)).at(9.0, TorchrunEnded(1, error)).told
-        )
-        says = (
-            "torchrun was ended by SIGTERM" if error else "rank 1 (local rank 1): its process was"
-        )
-        assert says in failed.failure.headline
-    (failed,) = running().at(5.0, stub).at(6.0, stub._replace(rank=0)).due(15.0).told
-    assert "its process was killed" in failed.failure.headline
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (signal.SIGKILL, "rank 1 (local rank 1): its process below torchrun was killed"),
+        (TERM, "torchrun failed: it was sent a signal, or ends by itself"),
+    ],
+)
+def test_a_torchrun_that_signals_its_stubs_is_waited_for(number, says):
+    """It has an error of its own when it has ended soon; or a stop reaches the launcher, too."""
+    stubs = (StubSignalled(1, number), StubSignalled(0, TERM))
+    (failed,) = running().at(5.0, *stubs).due(6.0).told
+    assert says in failed.failure.headline
+    (failed,) = running().at(5.0, *stubs).at(5.5, TorchrunEnded(1)).told
+    assert says in failed.failure.headline
+    told = TorchrunEnded(1, "SignalException: Process 7 got signal: 15")
+    (failed,) = running().at(5.0, *stubs).at(5.5, told).told
+    assert "torchrun was ended by SIGTERM" in failed.failure.headline
+    assert running().at(5.0, *stubs).at(5.5, Stop(TERM)).at(7.0, Time()).told == []
 
 
 def test_torchrun_has_to_start_all_ranks_in_time():

@@ -326,7 +326,7 @@ def of_torchrun(
     return _with_code(Cause.TORCHRUN, code, what, f", {seconds:.0f} s after start")
 
 
-def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
+def of_killed(host: str, rank: int, local_rank: int, what: str) -> Failure:
     """Return the failure of a host on which a rank's keeper or stub was killed."""
     who = named_rank(host, rank, local_rank)
     return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")

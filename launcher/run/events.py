@@ -44,11 +44,16 @@ class KeeperJoined(NamedTuple):
 
 
 class KeeperLost(NamedTuple):
-    """A rank's keeper (then `is_gone`) or stub was killed."""
+    """A rank's keeper was killed."""
 
     rank: int
-    what: str
-    is_gone: bool = True
+
+
+class StubSignalled(NamedTuple):
+    """A rank's stub got a signal, as from a torchrun that is told to end, or was killed."""
+
+    rank: int
+    number: int
 
 
 class RankRuns(NamedTuple):

@@ -13,7 +13,7 @@ The launcher and the keeper talk in lines of JSON, in order:
     ended: code, response, and what               ask: passed on to the script's process
         clues.py says                             leave: an exit code
     cleared: number, survivors
-    lost: what was killed
+    stub: the number of a signal that it got
     log: a line
     hangs_up: true, of the script's process
 
@@ -132,7 +132,7 @@ class Script:
 
 
 class Keeper:
-    """One rank's keeper; its stub reads an exit code from the other end of `stub`.
+    """One rank's keeper. `stub` is a socket to its stub, which reads an exit code there.
 
     `environ` is torchrun's for the rank. Raises OSError if the launcher is gone.
     """
@@ -193,9 +193,7 @@ class Keeper:
                 stream.console.write()
             self._relay()
             if self._stub in ready:
-                os.close(self._stub)
-                self._stub = -1
-                self._launcher.send({"lost": "its process below torchrun"})
+                self._hear_stub()
             self._launcher.flush()
             self._take()
             if self._launcher.is_gone and not self._steps:
@@ -208,7 +206,7 @@ class Keeper:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if self._stub >= 0:
-            poll.register(self._stub, 0)  # POLLERR: it has no reader any more
+            poll.register(self._stub, select.POLLIN)
         for link in (self._launcher, self._script.says):
             if link and not link.is_gone:
                 poll.register(link, select.POLLIN | (select.POLLOUT if link.queue else 0))
@@ -221,6 +219,14 @@ class Keeper:
                 poll.register(stream.console.descriptor, select.POLLOUT)
         seconds = max(0.0, due - time.monotonic())
         return {found for found, _ in poll.poll(None if due == NEVER else seconds * 1000 + 1)}
+
+    def _hear_stub(self) -> None:
+        """Report a signal to the stub, or that it was killed."""
+        number = os.read(self._stub, 1)
+        if not number:
+            os.close(self._stub)
+            self._stub = -1
+        self._launcher.send({"stub": number[0] if number else int(signal.SIGKILL)})
 
     # The launcher's commands.
 

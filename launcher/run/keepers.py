@@ -161,7 +161,7 @@ class Keepers:
         if connection.rank >= 0:
             self.watch.disconnected(connection.pid)
             if not self._leaves:
-                self._take(events.KeeperLost(connection.rank, "its keeper"))
+                self._take(events.KeeperLost(connection.rank))
 
     # Messages.
 
@@ -190,8 +190,8 @@ class Keepers:
             return self._ended(connection, message["ended"])
         elif "cleared" in message:
             return events.KeeperCleared(rank, **message["cleared"])
-        elif "lost" in message:
-            return events.KeeperLost(rank, str(message["lost"]), is_gone=False)
+        elif "stub" in message:
+            return events.StubSignalled(rank, int(message["stub"]))
         elif "hangs_up" in message:
             self.watch.disconnected(connection.pid)
         else:

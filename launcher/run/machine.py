@@ -61,7 +61,7 @@ from launcher.watch.progress import CollectStacks
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill
-STUB_SECONDS = 10.0  # for torchrun to end after a stub was killed
+STUB_SECONDS = 1.0  # for torchrun to end, or a stop to arrive, after a stub got a signal
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
@@ -336,25 +336,36 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
-    """Fail: that rank has lost its keeper or stub.
-
-    A torchrun that is told to end kills its stubs first; so its own end is waited for.
-    """
+    """Fail: a rank's keeper was killed."""
     phase, rank = state.phase, state.ranks.get(event.rank)
     if rank is None:
         return state, ()
-    if event.is_gone:
-        others = {number: one for number, one in state.ranks.items() if number != event.rank}
-        state = state._replace(ranks=others)
-    lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
-    if isinstance(phase, Running) and not event.is_gone:
-        if phase.lost is None:
-            state = state._replace(phase=Running(now + STUB_SECONDS, lost))
-        return state, ()
-    actions = _failed(state, lost) if _goes_on(phase) else ()
-    if isinstance(phase, Ending) and event.is_gone:
+    others = {number: one for number, one in state.ranks.items() if number != event.rank}
+    state = state._replace(ranks=others)
+    actions = _failed(state, _of_killed(state, rank, "its keeper")) if _goes_on(phase) else ()
+    if isinstance(phase, Ending):
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
+
+
+def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Step:
+    """Fail soon: a torchrun that ends its stubs waits for them for 30 s and more; ranks run on.
+
+    If somebody signals all processes of this host, the launcher gets the signal, too: a stop.
+    """
+    phase, rank = state.phase, state.ranks.get(event.rank)
+    if rank is None or not isinstance(phase, Running) or phase.lost:
+        return state, ()
+    if event.number == signal.SIGKILL:
+        lost = _of_killed(state, rank, "its process below torchrun")
+    else:
+        error = "it was sent a signal, or ends by itself (see this host's log)"
+        lost = _of_torchrun(state, events.TorchrunEnded(0, error), now)
+    return state._replace(phase=Running(now + STUB_SECONDS, lost)), ()
+
+
+def _of_killed(state: State, rank: Rank, what: str) -> Failure:
+    return causes.of_killed(state.job.current_host, rank.rank, rank.local_rank, what)
 
 
 def _goes_on(phase: Phase) -> bool:
@@ -533,6 +544,7 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Stop: signalled,
     events.KeeperJoined: keeper_joined,
     events.KeeperLost: keeper_lost,
+    events.StubSignalled: stub_signalled,
     events.KeeperCleared: cleared,
     events.RankRuns: rank_runs,
     events.RankExits: rank_reports,

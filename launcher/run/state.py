@@ -35,7 +35,7 @@ class Joining(NamedTuple):
 class Running(NamedTuple):
     """Ranks run. torchrun must have started all of them by the deadline.
 
-    If a stub is `lost`, torchrun's own end may come until then, and be the reason.
+    If a stub got a signal, torchrun is `lost`: its own end may come until then, or a stop.
     """
 
     deadline: float = math.inf

@@ -24,7 +24,7 @@ _PDEATHSIG = 1  # PR_SET_ of linux/prctl.h
 
 
 def have_forked(path: str) -> int:
-    """Have the keeper forked; return where it says an exit code, or -1 without a fork.
+    """Have the keeper forked; return the socket to it, or -1 without a fork.
 
     Until then, this process ends like any other: at a stop, and with torchrun.
     """

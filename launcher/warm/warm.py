@@ -166,7 +166,7 @@ def serve(
 
 
 def as_stub(stub: int, connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
-    """Become like a stub; return its words, its environment, and where it reads its exit code."""
+    """Become like a stub; return its words, its environment, and the socket to it."""
     words, environ = (
         [os.fsdecode(word) for word in Path(f"/proc/{stub}/{name}").read_bytes().split(b"\0")[:-1]]
         for name in ("cmdline", "environ")

@@ -226,6 +226,15 @@ def test_torchrun_is_killed(fault, host):
 
 
 @ours_alone
+@algo_1_too
+def test_torchrun_is_sent_sigterm(fault, host):
+    fault.runs(training=True)
+    fault.job[host].send(15, to="torch.distributed.run")
+    how = "it was sent a signal, or ends by itself (see this host's log)"
+    fault.ends(69, f"{host}: torchrun failed: {how}\n", 6)
+
+
+@ours_alone
 @algo_2_too
 def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
     rank = 1 if host == "algo-1" else 0

@@ -32,7 +32,9 @@ class Stub(Process):
         self.keeper = Keeper(self)
 
     def on_signal(self, number: int) -> None:
-        """Ignore all that stops."""
+        """Tell the keeper."""
+        if self.keeper:
+            self.keeper.hears_stub(number)
 
     def child_ended(self, child: Process) -> None:
         """End after a keeper that was killed; the kernel has sent its script SIGTERM."""
@@ -42,7 +44,7 @@ class Stub(Process):
     def on_end(self) -> None:
         """Have the keeper notice."""
         if self.keeper:
-            self.keeper.loses_stub()
+            self.keeper.hears_stub(signal.SIGKILL)
 
 
 class Keeper(Process):
@@ -77,10 +79,10 @@ class Keeper(Process):
     def on_signal(self, number: int) -> None:
         """Ignore all that stops."""
 
-    def loses_stub(self) -> None:
-        """Say that torchrun has killed the stub, or somebody else."""
+    def hears_stub(self, number: int) -> None:
+        """Say that torchrun, or somebody else, has signalled or killed the stub."""
         if self.acts:
-            self._pipe.say({"lost": "its process below torchrun"})
+            self._pipe.say({"stub": number})
 
     # The launcher's commands.
 

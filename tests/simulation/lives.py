@@ -17,7 +17,8 @@ SAME = {
     "ScriptEnded": "rank",
     "RankEnded": r"exit_code=-?\d+",
     "KeeperCleared": r"number=\d+, survivors=\d+",
-    "KeeperLost": r"is_gone=\w+",
+    "KeeperLost": "rank",
+    "StubSignalled": r"number=\d+",
     "Stop": r"\d+",
     # It may be killed before it has seen that its child has ended.
     "TorchrunEnded": r"returncode=(0,)?",

@@ -18,7 +18,7 @@ OFTEN = (*SLOW, What.STARTS_SLOWLY, *faults.HANGS, *faults.LOSSES, What.CTRL_C_T
 NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
     ("ranks have made no progress for", (), (What.HANGS, *faults.HELD)),
     ("was lost", (*faults.LOSSES, What.CTRL_C_THRICE), faults.PAUSES),
-    ("torchrun was ended by", (What.TORCHRUN_TOLD,), ()),
+    ("torchrun was ended by|it was sent a signal, or ends by itself", (What.TORCHRUN_TOLD,), ()),
     ("its keeper was killed|below torchrun was killed", faults.KEEPERS, ()),
     ("the device is gone", (), (What.TORCHRUN_FAILS,)),
     (f"{COMPILE}|it ended during a restart", (), (*OF_TORCHRUN, *OFTEN)),
