@@ -156,6 +156,7 @@ WRONG = [
     ({}, ["--train-module", "json"], "which python -m cannot run; try json.tool."),
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
+    ({}, ["--train-script", "script.py --epochs 3"], "; give its arguments as words of their own"),
     ({}, ["script.py"], "script.py was taken as an argument of the script"),
     ({}, ["--Train_Script", "x.py"], "--Train_Script was taken as an argument of the script"),
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),

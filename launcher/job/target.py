@@ -64,6 +64,8 @@ def _find_script(script: str, folders: Sequence[str]) -> str:
         problem = f"there is neither {' nor '.join(places)}"
     else:
         problem = "there is no such file"
+    if not place and " -" in script:
+        problem += "; give its arguments as words of their own, or as hyperparameters"
     if problem:
         raise LaunchError(f"--train-script {script}: {problem}.")
     return place
