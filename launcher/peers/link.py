@@ -136,6 +136,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
 
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Forward this host's own report."""
+    had_ended = state.own
     if isinstance(message, messages.Stop):
         state = state._replace(own=stopped(message.number))
     phase, report = state.phase, _report(state, message)
@@ -144,13 +145,12 @@ def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     if isinstance(phase, Left) or isinstance(message, messages.Cleared):
         return state, ()
     # With each hello again; and this host itself acts on a stop, unless it had failed before.
-    before, phase = phase.reports, phase._replace(reports=(*phase.reports, message))
     deadline = min(phase.deadline, now + _UNHEARD_SECONDS.get(type(message), math.inf))
-    state = state._replace(phase=phase._replace(deadline=deadline))
+    phase = phase._replace(reports=(*phase.reports, message), deadline=deadline)
+    state = state._replace(phase=phase)
     if isinstance(message, messages.Failed):
         state = state._replace(own=message.failure.result)
-    has_ended = any(isinstance(each, (messages.Failed, messages.Stop)) for each in before)
-    if has_ended or not isinstance(message, messages.Stop):
+    if had_ended or not isinstance(message, messages.Stop):
         return state, (report,)
     state, end = _end(state, messages.End(0, stopped(message.number)))
     return state, (report, *end)
