@@ -275,24 +275,6 @@ def test_a_stop_goes_to_all_launchers_alone_and_their_exit_code_is_returned(init
     assert host.out.count("heard 15") == 3 and host.out.endswith("the command goes on\n")
 
 
-def test_what_is_no_stop_goes_to_nobody(init, stand_in):
-    host = init(f"{stand_in} & wait; exit 1")
-    host.wait_for("a launcher is here")
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-    for number in numbers:
-        for _ in range(2):
-            host.signal(number)
-            poll(lambda number=number: f"signal {int(number)}" in host.err)
-    host.signal(signal.SIGTERM)
-    assert host.wait() == STOPPED, host.log()
-    assert host.out.count("heard") == 1 and "heard 15" in host.out
-    assert sorted(host.err.splitlines()) == sorted(
-        f"launcher: {number.name} (signal {int(number)}): ignored; it is not a stop signal, and is "
-        "not forwarded to the ranks."
-        for number in numbers
-    )
-
-
 def test_it_stays_until_a_launcher_that_outlives_the_command_has_ended(init, stand_in):
     host = init(f"{stand_in} & while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
     host.wait_for("a launcher is here")
