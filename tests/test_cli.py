@@ -461,6 +461,12 @@ def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
     assert f"made from {path.parent}" in str(error) and of_error(error).exit_code == 2
 
 
+def test_a_hyperparameter_that_no_process_takes_is_named(bare_image, tmp_path):
+    path = tmp_path / "ml" / "input" / "config" / "hyperparameters.json"
+    path.write_text(json.dumps({"train-script": "script.py", "long": "y" * (1 << 17)}))
+    assert str(planned([], **bare_image)).startswith("'SM_HP_LONG=yyy")
+
+
 # Random environments and argument lists: a plan or one line, never a traceback, never a hang.
 # Most of each is valid; otherwise hardly any would make a plan.
 
