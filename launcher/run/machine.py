@@ -354,14 +354,18 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     If somebody signals all processes of this host, the launcher gets the signal, too: a stop.
     """
     phase, rank = state.phase, state.ranks.get(event.rank)
-    if rank is None or not isinstance(phase, Running) or phase.lost:
+    is_killed = event.number == signal.SIGKILL  # then torchrun signals the others
+    if rank is None or not isinstance(phase, Running):
         return state, ()
-    if event.number == signal.SIGKILL:
+    if phase.lost and (phase.is_killed or not is_killed):
+        return state, ()
+    if is_killed:
         lost = _of_killed(state, rank, "its process below torchrun")
     else:
         error = "it was sent a signal, or ends by itself (see this host's log)"
         lost = _of_torchrun(state, events.TorchrunEnded(0, error), now)
-    return state._replace(phase=Running(now + STUB_SECONDS, lost)), ()
+    by = min(now + STUB_SECONDS, phase.deadline)
+    return state._replace(phase=Running(by, lost, is_killed)), ()
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:

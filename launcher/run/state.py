@@ -40,6 +40,7 @@ class Running(NamedTuple):
 
     deadline: float = math.inf
     lost: Failure | None = None
+    is_killed: bool = False  # the stub
 
 
 class Ending(NamedTuple):

@@ -61,6 +61,9 @@ ONCE_BROKEN = {
         3, script=Script(upload=100.0), seed=7, faults=(
             fault(What.LEFT_STUCK, 9.0), fault(What.ENDS, 10.0),
             fault(What.TORCHRUN_STUCK, 14.0, amount=12.0))),
+    "a launcher stands still, and hears of a killed stub after those that torchrun ends": Plan(
+        nproc=2, seed=174, faults=(
+            fault(What.LAUNCHER_PAUSES, 3.0, 1, 4.0), fault(What.STUB_KILLED, 5.6, 1))),
     "the store is gone before the ranks of the next attempt use it": Plan(
         1, script=Script(at_break=AtBreak.GOES_ON), max_restarts=1, seed=3, faults=(
             fault(What.RAISES, 5.0), fault(What.STORE_KILLED, 5.04))),
