@@ -89,20 +89,19 @@ class Script:
         """
         ours, its = _socket.socketpair()
         self.says = Link(ours)
+        # One stream keeps the order of output to both.
+        is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
         writers: list[int] = []
-        for number in (1, 2):
+        for number in (1,) if is_same else (1, 2):
             is_terminal = os.isatty(number)
-            is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
             if is_terminal and shows and self.file < 0:
                 writers.append(number)
-            elif writers and is_same:  # keep the order of output to both
-                writers.append(writers[0])
-            else:
-                stream = Stream(Console(number), self.file, prefix.encode())
-                stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
-                self.streams.append(stream)
-                writers.append(stream.writer)
-        return [*writers, its.detach()]
+                continue
+            stream = Stream(Console(number), self.file, prefix.encode())
+            stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
+            self.streams.append(stream)
+            writers.append(stream.writer)
+        return [writers[0], writers[-1], its.detach()]
 
     @property
     def died_of_a_stop(self) -> bool:

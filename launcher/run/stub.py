@@ -22,7 +22,8 @@ def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     told = tells = -1  # the ends of a socket, the stub's and the keeper's
-    if warm := os.environ.pop("LAUNCHER_WARM", ""):
+    warm = os.path.join(os.environ["LAUNCHER_RUN_DIR"], "warm")
+    if os.path.exists(warm):
         sys.path.insert(0, os.path.join(os.path.dirname(here), "warm"))
         import handover  # type: ignore[import-not-found]
 

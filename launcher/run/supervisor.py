@@ -43,7 +43,7 @@ from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
 from launcher.text.words import NAMED, printable
-from launcher.warm.start import Warm
+from launcher.warm import start as warm
 from launcher.watch.host import Watch
 from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
 
@@ -96,7 +96,7 @@ class Supervisor(Stepping):
         self._open = contextlib.ExitStack()  # closed at the end, the last first
         self._folder = ""
         self._torchrun: Torchrun | None = None
-        self._warm: Warm | None = None
+        self._warm: Helper | None = None
         self._store: Helper | None = None
         self._logged = {""}  # why the watch cannot see ranks
         self._error: Exception | None = None  # the launcher's own
@@ -328,7 +328,6 @@ class Supervisor(Stepping):
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
         environ["PYTHONSAFEPATH"] = "1"
-        environ |= self._warm.environ if self._warm else {}
         self._plan = plan
         folder = job.options.folder
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
@@ -376,7 +375,7 @@ class Supervisor(Stepping):
         job = self.state.job
         if job.plan.warm:
             environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
-            self._warm = Warm(self._system, job, environ, self._folder)
+            self._warm = warm.begin(self._system, job, environ, self._folder)
             self._open.callback(self._warm.close)
 
     def _make_store(self) -> None:

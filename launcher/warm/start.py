@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher import PACKAGE
+from launcher.host.child import Helper
 from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.text.words import flag, printable
@@ -14,26 +15,23 @@ from launcher.text.words import flag, printable
 WARM = os.path.join(PACKAGE, "warm", "warm.py")
 
 
-class Warm:
-    """Imports torch while the hosts join; `environ` has torchrun's stubs find it.
+def begin(system: System, job: Job, environ: Mapping[str, str], run_dir: str) -> Helper:
+    """Have torch imported while the hosts join; stubs find the process by its socket in `run_dir`.
 
     If it cannot fork keepers, a line in the log explains why, and they are started cold.
     """
 
-    def __init__(self, system: System, job: Job, environ: Mapping[str, str], run_dir: str) -> None:
-        self._system, plan, options = system, job.plan, job.options
-        path = os.path.join(os.path.abspath(run_dir), "warm")
-        self.environ: Mapping[str, str] = {"LAUNCHER_WARM": path}
-        script = os.path.join(options.folder, options.train_script)
-        folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
-        python = plan.argv[plan.argv.index("--") + 1]
-        argv = (python, "-u", WARM, path, folder, *options.preload)
-        environ, name = {**environ, **plan.environment}, "the process that forks the ranks"
-        self._helper = system.start_helper(argv, environ, options.folder, name, self._fail)
-        self.close = self._helper.close
-
-    def _fail(self, message: Mapping[str, Any]) -> None:
+    def fail(message: Mapping[str, Any]) -> None:
         why = printable(str(message["why"]))
-        self._system.log(f"{flag('start')} warm falls back to cold: {why}.")
-        self.environ = {}
-        self.close()
+        system.log(f"{flag('start')} warm falls back to cold: {why}.")
+        helper.close()
+
+    plan, options = job.plan, job.options
+    path, name = os.path.join(os.path.abspath(run_dir), "warm"), "the process that forks the ranks"
+    script = os.path.join(options.folder, options.train_script)
+    folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
+    python = plan.argv[plan.argv.index("--") + 1]
+    argv = (python, "-u", WARM, path, folder, *options.preload)
+    environ = {**environ, **plan.environment}
+    helper = system.start_helper(argv, environ, options.folder, name, fail)
+    return helper

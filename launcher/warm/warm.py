@@ -248,7 +248,6 @@ def main() -> None:
         end(launcher, problem)
     gc.freeze()  # or each fork would copy all that at a collection, and at its end
     words, environ, stub = serve(listener, launcher)
-    environ.pop("LAUNCHER_WARM")
     environ, says = keeper.keep(environ, stub)
     for descriptor in _opened().keys() - inherited - {says}:
         os.close(descriptor)
