@@ -347,9 +347,9 @@ class Keeper:
             signalled = self._signal_group()
         has_told = False
         while self._has_children and (now := time.monotonic()) < deadline:
-            pids = {*below(os.getpid())} - signalled
+            pids = [pid for pid in below(os.getpid()) if pid not in signalled]
             if now >= leftovers_at:
-                signalled |= pids
+                signalled.update(pids)
                 for pid in pids:
                     self._log(f"stopping process {pid}, which {self._name} left running.")
                     send(pid, signal.SIGTERM)
