@@ -216,10 +216,12 @@ print("waits", flush=True)
 while True:
     time.sleep(3600)
 """
-TELLS = """
-signal.signal(TERM, lambda *_: print("term", flush=True))
-signal.signal(INT, lambda *_: print("int", flush=True))
-signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
+# A print may be interrupted by the next signal before its line end.
+TELLS = r"""
+import os
+signal.signal(TERM, lambda *_: os.write(1, b"term\n"))
+signal.signal(INT, lambda *_: os.write(1, b"int\n"))
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"alive\n"))
 """
 
 
