@@ -320,6 +320,7 @@ def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
     kept = start(DAEMON.format(how=how, at_term=SAVES))
     kept.run()
     assert kept.wait("ended")["code"] == 0
+    poll(lambda: len(kept.left) == 1, SECONDS, every=0.02)  # a daemon's parent ends, too
     (left,) = kept.left
     kept.end()
     assert kept.wait("log") == f"stopping process {left}, which rank 0 left running."
