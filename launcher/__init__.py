@@ -12,7 +12,7 @@ Where to find each decision:
   between options: job/plan.py, job/prepare.py and job/no_effect.py; search its name for uses
 - what a failed rank causes: run/ranks.py chooses the failures that count; `_count` in
   run/machine.py reports them; peers/coordinator.py decides for all hosts
-- an exit code: errors.py explains who chooses it; result/causes.py makes all of them
+- an exit code: errors.py explains who chooses it; result/causes.py makes those of jobs
 - the failure file: cli.py writes the text of the coordinator's result; after a stop, nothing
 - how a stop spreads: container/init.py as PID 1; `signalled` in run/machine.py; run/keeper.py for
   each rank of this host; peers/coordinator.py for the other hosts

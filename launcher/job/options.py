@@ -13,8 +13,9 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 from launcher.errors import UnexpectedError
 
-# Internal variables, not options. For processes of the job (run/): the folder of the launcher's
-# socket, and a mark that tells them from others.
+# Internal variables, not options; run/ has those from a keeper to its script.
+# For processes of the job (run/): the folder of the launcher's socket, and a mark that tells them
+# from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
 # For launchers below an init (presence.py): the init's socket.

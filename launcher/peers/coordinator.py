@@ -65,8 +65,8 @@ from launcher.watch.progress import NoProgressReport, StacksRequest
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 # For late hosts to join, and to learn why the job ends before it starts.
 _LATE_HOSTS_SECONDS = 3.0
-# For ranks after their grace, and for processes stuck in the kernel; for messages.
-_KILL_SECONDS, _REPLY_SECONDS = 5.0, 5.0
+_KILL_SECONDS = 5.0  # for processes stuck in the kernel, after the ranks' grace
+_REPLY_SECONDS = 5.0  # for messages
 _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 NOBODY: Mapping[str, Cleared] = {}
 

@@ -61,7 +61,7 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A host failed in an attempt `age` seconds ago: the cause of a rank's end is known later."""
+    """A host failed in an attempt `age` seconds ago: a rank's failure may count 2.5 s later."""
 
     attempt: int
     failure: Failure

@@ -49,7 +49,7 @@ class Clearing(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """All other hosts were told to leave; this one leaves at `leave_at`, at the latest."""
+    """The other hosts were told to leave; this one leaves at `leave_at`. Infinite: it was told."""
 
     result: Result
     leave_at: float

@@ -111,7 +111,7 @@ class Failure(NamedTuple):
     cause: Cause
     exit_code: int
     what: str  # who failed and how, equal in equal failures; cut if it is too long
-    more: str = ""  # further facts, never cut
+    more: str = ""  # further facts, cut after it
     details: str = ""  # `exit code 3, 12 s after start`
     frames: str = ""  # of a traceback, the innermost last
     may_restart: bool = False

@@ -1,7 +1,7 @@
 """Describes the exception that ends a rank, in what raised.py reads.
 
-Loaded by rank.py, in the script's process: it imports clues.py, and side effects of the
-script's own exceptions, when their attributes are read, must not change how the script ends.
+Loaded by rank.py, in the script's process. To read the attributes of a script's exception may run
+the script's code: nothing that this raises may change how the script ends.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Script:
     """The script of one attempt: its process, its connection to us, and its output."""
 
     pid = group = 0  # of its process, while it runs; its process group, even later
-    code = 126  # its exit code, once it has ended
+    code = 126  # its exit code, once it has ended; 126: it could not be started
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
     says: Link | None = None

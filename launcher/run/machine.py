@@ -3,8 +3,8 @@
     state, actions = step(state, event, now)
 
 *Who owns ranks.* Each rank's keeper (keeper.py) starts the script, ends all of its processes, and
-reports when none is left. torchrun starts the keepers, once; it sees no rank end before the job
-does. So every attempt begins with RunRanks.
+reports when none is left. torchrun starts their stubs (stub.py), once; it sees no rank end before
+the job does. So every attempt begins with RunRanks.
 
 *Who decides.* The coordinator decides how the job ends, and about restarts. This host reports
 events and obeys commands; by itself it acts only on a stop.
@@ -218,7 +218,7 @@ def signalled(state: State, event: Stop, now: float) -> Step:
         return state, (event, *actions)
     if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
-        # SageMaker signals every host: the first signal here is the one that another host reported.
+        # SageMaker signals every host: another host may have reported this stop before.
         return state, () if is_first else (Log(line),)
     if not (state.job.plan.runner and _is_success(state)):
         return state, (Log(f"{name}: the job is already ending."),)

@@ -1,9 +1,10 @@
 """Runs the user's script in a rank's process, and reports how it ended.
 
 Executed by the rank's keeper: `python rank.py script PATH ARGUMENT ...` or `python rank.py module
-NAME ARGUMENT ...`. The script must not notice: its `__main__`, `sys.argv`, `sys.path[0]`, exit
-code, traceback and child processes are those of `python PATH ARGUMENT ...`. From outside, nobody
-can tell which exception ended a rank, and when; nor where it crashed, nor what its threads raised.
+NAME ARGUMENT ...`; or imported by warm.py. The script must not notice: its `__main__`, `sys.argv`,
+`sys.path[0]`, exit code, traceback and child processes are those of `python PATH ARGUMENT ...`.
+From outside, nobody can tell which exception ended a rank, and when; nor where it crashed, nor what
+its threads raised.
 """
 
 from __future__ import annotations

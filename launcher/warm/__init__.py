@@ -1,1 +1,1 @@
-"""Warm starts: torch is imported once a host. Without this folder all starts are cold."""
+"""Warm starts: torch is imported once a host. Of it only start.py runs otherwise."""

@@ -53,10 +53,9 @@ Notices. A stall is not an error: rank 0 may evaluate for minutes while the othe
 reports it as a fact, after --launcher-hang-notify seconds and after each doubling of its age: often
 enough to be seen, too seldom to fill the log. The log also reports its end.
 
-Only --launcher-hang-timeout may fail an attempt, and only the user sets it. It does so when a
-certain stall has lasted so long; and when a rank's script has ended, its process still runs, and
-for so long no rank of the job has been working: all wait, run on after their scripts, or have
-ended. In the second case there is no restart, nor after a stall with such a rank at its root: the
-rank may be making its last save. No attempt fails because a rank does not reply, because a wait is
-long, or because the state is unknown.
-"""
+Only --launcher-hang-timeout may fail an attempt, and only the user sets it. It does so when a stall
+that is sure has lasted so long; and when a rank's script has ended, its process still runs, and for
+so long no rank of the job has been working: all wait, run on after their scripts, or have ended. In
+the second case there is no restart, nor after a stall with such a rank at its root: the rank may be
+making its last save. No attempt fails because a rank does not reply, because a wait is long, or
+because the state is unknown."""

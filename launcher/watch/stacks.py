@@ -2,9 +2,9 @@
 
 A rank replies with its threads (in_rank.py). A rank that holds Python's lock does not; it writes
 where its main thread is when it gets a signal (faulthandler). The signal is sent only if a user
-wants it: poll(2) and others end early at any signal, even while Python's lock is held, and the
-script's code may take that for an error. All calls are in faulthandler's words, the innermost
-first.
+wants it, and before ranks are killed: poll(2) and others end early at any signal, even while
+Python's lock is held, and the script's code may take that for an error. Calls are in faulthandler's
+words, and come the innermost first.
 """
 
 from __future__ import annotations
