@@ -331,6 +331,22 @@ def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
     poll(nothing_is_left)
 
 
+def test_what_is_left_without_its_main_thread_is_ended_too(start):
+    kept = start(
+        "import ctypes, os, threading\n"
+        "if not os.fork():\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    kept.run()
+    kept.wait("ended")
+    poll(lambda: list(map(has_ended, kept.left)) == [True], SECONDS)  # as its state says
+    kept.end(grace=0)
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    assert kept.leave() == 0
+    poll(nothing_is_left)
+
+
 def test_what_is_left_at_a_stop_has_the_grace_too(start):
     kept = start(DAEMON.format(how="daemon", at_term=SAVES))
     kept.run()

@@ -536,6 +536,12 @@ def test_the_printed_command_of_a_module():
     assert command(made).split(" --module ")[1].split() == ["--", "pkg.train"]
 
 
+def test_text_that_this_locale_cannot_pass_to_a_process(monkeypatch):
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))
+    with pytest.raises(LaunchError, match="'caf\xe9' cannot be passed to a process"):
+        plan("caf\xe9")
+
+
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * (1 << 17)], ids=["NUL", "lone", "long"])
 def test_text_that_cannot_be_passed_to_a_process(text):
     with pytest.raises(LaunchError, match="cannot be passed to a process"):

@@ -14,7 +14,8 @@ from launcher.errors import WARNINGS, CannotExecuteError, LaunchError, NotFoundE
 from launcher.host.cgroups import read_text
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_CPU_TIMES = slice(11, 15)  # of `stat`: user and system, its own and of children that have ended
+# In `stat`: of CPU, user and system, its own and of children that have ended; how many threads.
+_CPU_TIMES, _THREADS = slice(11, 15), 17
 
 
 def start(
@@ -128,7 +129,8 @@ def _by_parent() -> dict[int, list[int]]:
     """Return the processes that have not ended, and that this user may see, by their parents."""
     found: dict[int, list[int]] = defaultdict(list)
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        if (fields := stat(pid)) and fields[0] not in ("Z", "X"):
+        # The state is the main thread's, which may end before others.
+        if (fields := stat(pid)) and (fields[0] not in ("Z", "X") or int(fields[_THREADS]) > 1):
             found[int(fields[1])].append(pid)
     return found
 

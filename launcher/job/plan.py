@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 from collections.abc import Mapping
 
@@ -24,8 +23,6 @@ from launcher.text.words import flag, plural, short
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 COMPILE = "neuron_parallel_compile"  # in front of torchrun, on a host with Neuron cores
 _COMPILES = "RUN_NEURON_PARALLEL_COMPILE"
-# Python reads a byte that is not UTF-8 as one of the surrogates that are missing here.
-_NO_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
@@ -337,10 +334,14 @@ class _Planning:
 def _check_text(plan: LaunchPlan) -> None:
     """Refuse text that execve cannot pass on; only hyperparameters.json can hold any."""
     for text in (*map("=".join, plan.environment.items()), *plan.argv):
-        if _NO_TEXT.search(text) or len(os.fsencode(text)) >= LONGEST:
+        try:
+            data = os.fsencode(text)
+        except UnicodeEncodeError:  # a lone surrogate; or text that this locale lacks
+            data = b"\0"
+        if b"\0" in data or len(data) >= LONGEST:
             raise LaunchError(
                 f"{short(text)} cannot be passed to a process; expected less than {LONGEST >> 10} "
-                "KiB of text without NUL characters or lone surrogates."
+                f"KiB that {sys.getfilesystemencoding()} can encode, without NUL characters."
             )
     for name in plan.environment:
         if "=" in name:

@@ -478,16 +478,18 @@ def response(pid: int, number: int) -> str:
 
 def below(top: int) -> list[int]:
     """Return the pids of all processes below a process that have not ended."""
-    children: dict[int, list[tuple[int, bytes]]] = {}
+    children: dict[int, list[tuple[int, bool]]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
-            children.setdefault(int(parent), []).append((int(name), state))
+            fields = file.read().rpartition(b")")[2].split()
+            # The state is the main thread's, which may end before others; 17: how many there are.
+            has_ended = fields[0] in (b"Z", b"X") and int(fields[17]) < 2
+            children.setdefault(int(fields[1]), []).append((int(name), has_ended))
     found, parents = [], [top]
     while parents:
         of = children.pop(parents.pop(), [])
         parents += [pid for pid, _ in of]
-        found += [pid for pid, state in of if state not in (b"Z", b"X")]
+        found += [pid for pid, has_ended in of if not has_ended]
     return found
 
 
