@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import OPTIONS, Options
+from launcher.job.options import COUNTED, OPTIONS, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
 
 _NPROC = "nproc_per_node"
-_NUMBER_OF_RANKS = re.compile(r"auto|cpu|gpu|xpu|[1-9]\d{0,3}", re.ASCII)
+_NUMBER_OF_RANKS = re.compile("|".join((*COUNTED, r"[1-9]\d{0,3}")), re.ASCII)
 
 
 def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from launcher.errors import LaunchError, NotFoundError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
+from launcher.host.child import ask
 from launcher.host.network import look_up
 from launcher.host.signals import Signals
 from launcher.job.options import checked, whole
@@ -205,8 +206,6 @@ def _ask(
 ) -> str:
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
-
-    from launcher.host.child import ask
 
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None or (signals and signals.stop()):
