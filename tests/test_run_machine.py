@@ -134,6 +134,8 @@ def test_a_torchrun_that_signals_its_stubs_is_waited_for(number, says):
     (failed,) = running().at(5.0, *stubs).at(5.5, told).told
     assert "torchrun was ended by SIGTERM" in failed.failure.headline
     assert running().at(5.0, *stubs).at(5.5, Stop(TERM)).at(7.0, Time()).told == []
+    (failed,) = running().at(5.0, RESTART, *stubs).at(5.5, *CLEARED, Start(2, 0)).due(6.0).told
+    assert says in failed.failure.headline and failed.attempt == 2
 
 
 def test_torchrun_has_to_start_all_ranks_in_time():

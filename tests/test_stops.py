@@ -8,7 +8,7 @@ import sys
 
 import psutil
 import pytest
-from conftest import LAUNCHER, SAVES, completed, ended_by, poll, words_of
+from conftest import LAUNCHER, SAVES, completed, ended_by, has_ended, poll, words_of
 from network import in_namespaces
 
 pytestmark = pytest.mark.torch
@@ -33,6 +33,31 @@ def test_a_stop_while_ranks_start_says_nothing_false(start, script, tmp_path, mo
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
+    assert host.leftovers() == []
+
+
+SAVES_AND_SUCCEEDS = SAVES.replace("143", "0")
+
+
+@pytest.mark.parametrize("moment", ["torchrun starts", "ranks run"])
+def test_a_stop_of_all_processes_is_one_even_if_their_ends_are_seen_with_it(start, script, moment):
+    """A launcher that was suspended sees all at once: that torchrun was killed, that ranks end."""
+    host = start("--train-script", script(SAVES_AND_SUCCEEDS))
+    if moment == "ranks run":
+        host.wait_for("runs")
+        ends = host.ranks
+    else:
+        poll(lambda: "torch.distributed.run" in " ".join(map(str, map(words_of, host.children))))
+        ends = [host.torchrun]
+    launcher = psutil.Process(host.process.pid)
+    below = launcher.children(recursive=True)
+    launcher.suspend()
+    for process in (launcher, *below):
+        process.send_signal(signal.SIGTERM)
+    poll(lambda: all(has_ended(one.pid) for one in ends))
+    launcher.resume()
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.count("saved") == (moment == "ranks run") and host.failure is None, host.log()
     assert host.leftovers() == []
 
 
@@ -71,12 +96,13 @@ time.sleep(1000)
 
 
 def test_a_torchrun_that_gets_a_stop_of_its_own_ends_the_job(start, script):
-    words = "--launcher-nproc-per-node 2 --launcher-failure-grace 1 --launcher-grace 1"
+    """At once: torchrun itself would wait for its children as long as the grace of a stop."""
+    words = "--launcher-nproc-per-node 2 --launcher-failure-grace 1"
     host = start("--train-script", script(IGNORES), *words.split())
     host.wait_for("runs", 2)
     host.torchrun.terminate()
-    assert host.wait() == 69, host.log()
-    assert ": torchrun was ended by SIGTERM (signal 15)\n" in host.failure
+    assert host.wait(60) == 69, host.log()
+    assert ": torchrun failed: it was sent a signal, or ends by itself (" in host.failure
     assert host.leftovers() == []
 
 

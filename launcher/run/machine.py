@@ -47,6 +47,7 @@ from launcher.run.state import (
     Ending,
     Joining,
     Leaving,
+    Lost,
     Phase,
     Running,
     State,
@@ -80,7 +81,8 @@ def due(state: State) -> float:
     phase = state.phase
     if isinstance(phase, Running):
         _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
-        return min(phase.deadline, state.times.attempt + wait)
+        lost_by = state.lost.by if state.lost else math.inf
+        return min(phase.deadline, state.times.attempt + wait, lost_by)
     if isinstance(phase, Ending):
         return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
@@ -117,6 +119,8 @@ def started(state: State, event: Start, now: float) -> Step:
     if not state.torchrun_runs:
         end = events.TorchrunEnded(0, "it ended during a restart")
         return state, (begins, *_failed(state, _of_torchrun(state, end, now)))
+    if state.lost:
+        return state, (begins,)  # it fails when that is due
     return state, (begins, events.RunRanks(tuple(again), event.attempt, event.port))
 
 
@@ -326,7 +330,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
     state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
     phase, note = state.phase, Note("started", event.rank)
     if isinstance(phase, Running):
-        if len(state.ranks) == event.nproc and not phase.lost:
+        if len(state.ranks) == event.nproc:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
             return state, (note, *_failed(state, causes.of_group_rank(state.job.current_host)))
@@ -353,19 +357,19 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
 
     If somebody signals all processes of this host, the launcher gets the signal, too: a stop.
     """
-    phase, rank = state.phase, state.ranks.get(event.rank)
+    lost, rank = state.lost, state.ranks.get(event.rank)
     is_killed = event.number == signal.SIGKILL  # then torchrun signals the others
-    if rank is None or not isinstance(phase, Running):
+    if rank is None or not _goes_on(state.phase):
         return state, ()
-    if phase.lost and (phase.is_killed or not is_killed):
+    if lost and (lost.is_killed or not is_killed):
         return state, ()
     if is_killed:
-        lost = _of_killed(state, rank, "its process below torchrun")
+        failure = _of_killed(state, rank, "its process below torchrun")
     else:
         error = "it was sent a signal, or ends by itself (see this host's log)"
-        lost = _of_torchrun(state, events.TorchrunEnded(0, error), now)
-    by = min(now + STUB_SECONDS, phase.deadline)
-    return state._replace(phase=Running(by, lost, is_killed)), ()
+        failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
+    by = lost.by if lost else now + STUB_SECONDS
+    return state._replace(lost=Lost(failure, by, is_killed)), ()
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
@@ -452,8 +456,9 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
             event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         # Of an ended child torchrun only says that it has failed.
-        lost = phase.lost if event.returncode > 0 and not event.error else None
-        return state, counted + _failed(state, lost or _of_torchrun(state, event, now))
+        lost = state.lost if event.returncode > 0 and not event.error else None
+        failure = lost.failure if lost else _of_torchrun(state, event, now)
+        return state._replace(lost=None), counted + _failed(state, failure)
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -513,10 +518,10 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
     if isinstance(phase, Running):
+        if state.lost and now >= state.lost.by:
+            return state._replace(lost=None), _failed(state, state.lost.failure)
         if now >= phase.deadline:
             state = state._replace(phase=Running())
-            if phase.lost:
-                return state, _failed(state, phase.lost)
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
             return state, _failed(state, _of_torchrun(state, events.TorchrunEnded(0, error), now))

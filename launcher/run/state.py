@@ -33,14 +33,9 @@ class Joining(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Ranks run. torchrun must have started all of them by the deadline.
-
-    If a stub got a signal, torchrun is `lost`: its own end may come until then, or a stop.
-    """
+    """Ranks run. torchrun must have started all of them by the deadline."""
 
     deadline: float = math.inf
-    lost: Failure | None = None
-    is_killed: bool = False  # the stub
 
 
 class Ending(NamedTuple):
@@ -86,6 +81,14 @@ class Times(NamedTuple):
     ended: float = math.inf
 
 
+class Lost(NamedTuple):
+    """A stub got a signal, or was killed: a `failure` unless torchrun ends, or a stop comes."""
+
+    failure: Failure
+    by: float
+    is_killed: bool
+
+
 class State(NamedTuple):
     """The state of this host's run."""
 
@@ -98,6 +101,7 @@ class State(NamedTuple):
     ends: int = 0  # how many EndRanks there were
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
+    lost: Lost | None = None
     interrupts: tuple[float, ...] = ()  # when SIGINT came
     was_signalled: bool = False  # this host itself got a stop, not only another host
     failure: Failure | None = None  # of the program that runs torchrun

@@ -248,6 +248,8 @@ class Supervisor(Stepping):
         else:
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
+            elif isinstance(event, events.StubSignalled):
+                self._on_signals()  # a stop of all processes of this host came before their ends
             self.happens(event)
             if self._warm and 0 < len(self.state.ranks) == self.state.nproc:
                 self._warm.close()
@@ -260,15 +262,17 @@ class Supervisor(Stepping):
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
+        happened: list[Any] = [Stop(number) for number in numbers if number != signal.SIGCHLD]
         if signal.SIGCHLD in numbers and self._torchrun:
-            for pid, exit_code in self._system.reap().items():
-                if pid == self._torchrun.pid:
-                    error = self._torchrun.words() if exit_code > 0 else ""
-                    oom = self._keepers.oom() if exit_code == -signal.SIGKILL else ""
-                    self.happens(events.TorchrunEnded(exit_code, error, oom))
-        for number in numbers:
-            if number != signal.SIGCHLD:
-                self.happens(Stop(number))
+            code = self._system.reap().get(self._torchrun.pid)
+            if code is not None:
+                error = self._torchrun.words() if code > 0 else ""
+                oom = self._keepers.oom() if code == -signal.SIGKILL else ""
+                # Last, if a stop of all processes of this host has ended it, too.
+                at = len(happened) if Stop(-code) in happened else 0
+                happened.insert(at, events.TorchrunEnded(code, error, oom))
+        for event in happened:
+            self.happens(event)
 
     # Actions.
 
