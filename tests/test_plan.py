@@ -145,8 +145,13 @@ TOLD = [
     ),
     # the grace
     (TWO, "--launcher-grace 60", {}, {"shutdown-timeout": "60"}),
-    (TWO, "--launcher-grace 8", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"shutdown-timeout": "8"}),
-    (TWO, "--launcher-grace 8", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}, {"shutdown-timeout": "8"}),
+    (TWO, "--launcher-grace 8", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"shutdown-timeout": "30"}),
+    (
+        TWO,
+        "--launcher-grace 60",
+        {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"},
+        {"shutdown-timeout": "60"},
+    ),
     # the log folder, for what it is to copy itself
     (TWO, "--launcher-log-dir /logs", {}, {"log-dir": None}),
     (TWO, "--launcher-log-dir /logs", {"PET_TEE": "0"}, {"log-dir": None}),

@@ -104,6 +104,6 @@ def test_the_verbose_log_shows_no_arguments_of_the_script():
     states = [SimpleNamespace(phase=coordinator.Running(), number=number) for number in (1, 2)]
     lines: list[str] = []
     system = SimpleNamespace(now=lambda: 1.5, log=lines.append)
-    Stepping(system, states[0], lambda *_: (states[1], ()), "hosts").happens(joins)
+    Stepping(system, states[0], lambda *_: (states[1], ()), print, "hosts").happens(joins)
     said = "0.000 s: hosts Running on Arrived(hello=Hello(job='job', host='algo-2'), address="
     assert lines[0].startswith(said) and "xyz" not in lines[0]

@@ -102,7 +102,7 @@ def read_input(
     if too_long:
         lines.append(
             "left out, because an environment variable must be shorter than 128 KiB: "
-            f"{', '.join(too_long)}; read the SM_HP_NAME variables instead."
+            f"{', '.join(sorted(too_long))}; read the SM_HP_NAME variables instead."
         )
     made = {name: text for name, text in made.items() if name not in {*too_long, *environ}}
     return JobInput(words, made, lines, config.folder, os.path.abspath(code_dir(environ)))
