@@ -72,13 +72,19 @@ def test_the_tables_are_those_of_the_code():
 
 
 def test_each_variable_that_is_read_is_in_the_table():
-    """As far as its name says that it is SageMaker's, torchrun's or ours."""
+    """As far as its name says that it is SageMaker's, torchrun's or ours; and no other is in it."""
     files = list(REPO.glob("launcher*/**/*.py"))
     read = r'(?:environ\.get\(|environ\[|count\(|\bin \()\s*"((?:SM|SAGEMAKER|TRAINING)_[A-Z_]+)"'
     names = {name for file in files for name in re.findall(read, file.read_text())}
     assert len(names) > 8
     assert {name for name in names if f"`{name}`" not in OPTIONS} == set()
     assert {name for name in INTERNAL if f"`{name}`" in OPTIONS} == {INIT, KEEP_EXIT_CODE}
+    code = "".join(file.read_text() for file in files)
+    table = OPTIONS.partition("What the launcher reads:")[2].partition("What it sets")[0]
+    heads = "".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE))
+    listed = set(re.findall(r"`([A-Z_]+)`", heads))
+    assert len(listed) > 20
+    assert {name for name in listed if f'"{name}"' not in code} == set()
 
 
 def test_marks_say_why_a_command_is_not_run():
