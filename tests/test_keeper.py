@@ -479,13 +479,45 @@ def test_a_launcher_that_is_gone_amid_an_end_changes_nothing(start):
     assert kept.process.wait(SECONDS) == 1
 
 
-def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start):
+LIKE_WARM = f"""
+import os, socket, sys, time
+sys.path.insert(0, {os.path.dirname(STUB)!r})
+import keeper
+
+stub, tells = socket.socketpair()
+if os.fork() == 0:
+    stub.close()
+    tells.send(b"f")
+    keeper.execute(sys.argv[1:], *keeper.keep(dict(os.environ), tells.detach()))
+tells.close()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["it waits", "it has not heard that a fork is its keeper"])
+def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start, script, monkeypatch, how):
+    if how != "it waits":
+        monkeypatch.setitem(globals(), "STUB", str(script(LIKE_WARM, "stub.py")))
     kept = waiting(start, TELLS)
     kept.process.kill()
     assert kept.wait("stub") == signal.SIGKILL
     kept.kill(1)
     kept.leave(0)
     poll(nothing_is_left)
+
+
+def test_a_stub_ends_with_its_keeper_though_that_has_not_heard_of_a_signal(start):
+    kept = waiting(start, TELLS)
+    psutil.Process(kept.pid).suspend()
+    stub = psutil.Process(kept.process.pid)
+    before = stub.num_ctx_switches().voluntary
+    stub.terminate()
+    poll(lambda: stub.num_ctx_switches().voluntary > before and stub.status() == "sleeping")
+    os.kill(kept.pid, signal.SIGKILL)
+    assert kept.process.wait(SECONDS) == 1
+    poll(nothing_is_left)
+    with open("err") as err:
+        assert err.read() == ""
 
 
 def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):

@@ -221,7 +221,9 @@ class Keeper:
 
     def _hear_stub(self) -> None:
         """Report a signal to the stub, or that it was killed."""
-        number = os.read(self._stub, 1)
+        number = b""
+        with suppress(OSError):  # it had not read all
+            number = os.read(self._stub, 1)
         if not number:
             os.close(self._stub)
             self._stub = -1

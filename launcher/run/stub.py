@@ -49,8 +49,11 @@ def main() -> None:
             os.close(told)
             keeper.execute(sys.argv[1:], *keeper.keep(dict(os.environ), tells))
         os.close(tells)
-    code = os.read(told, 1)
-    os._exit(code[0] if code else 1)  # the keeper was killed
+    try:
+        (code,) = os.read(told, 1)
+    except (OSError, ValueError):  # the keeper was killed, perhaps before it had read all
+        code = 1
+    os._exit(code)
 
 
 if __name__ == "__main__":
