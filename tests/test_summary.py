@@ -145,7 +145,10 @@ def test_files_are_counted_that_are_new(tmp_path):
     assert files_below(folders, -60.0) == 0
 
 
-def test_a_folder_that_hangs_is_not_known(tmp_path, monkeypatch):
+def test_a_folder_of_many_entries_or_that_hangs_is_not_known(tmp_path, monkeypatch):
+    for number in range(2001):
+        (tmp_path / str(number)).mkdir()
+    assert files_below([str(tmp_path)]) == -1
     is_over = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(os, "walk", lambda _: is_over.wait() and [])

@@ -11,24 +11,34 @@ from collections.abc import Iterator, Sequence
 from launcher.host.within import within
 
 _SECONDS = 1.0  # for a count: a job's end waits for it
+_MOST_ENTRIES = 2000
 
 
 def files_below(folders: Sequence[str], age: float | None = None) -> int:
     """Count the files below some folders that have changed within `age` seconds.
 
-    A folder that does not exist has none. Return -1 if a second was not enough. Without an age,
-    stop at the first file.
+    A folder that does not exist has none. Return -1 if a second or 2,000 entries were not enough.
+    Without an age, stop at the first file.
     """
-    changes = _changes(folders)
-    if age is None:
-        return within(_SECONDS, lambda: len([*itertools.islice(changes, 1)]), -1)
-    since = time.time() - age
-    return within(_SECONDS, lambda: sum(changed >= since for changed in changes), -1)
+    since = 0.0 if age is None else time.time() - age
+
+    def count() -> int:
+        files = 0
+        for seen, changed in enumerate(_changes(folders), 1):
+            files += 0 < changed >= since
+            if files and age is None:
+                break
+            if seen > _MOST_ENTRIES:
+                return -1
+        return files
+
+    return within(_SECONDS, count, -1)
 
 
 def _changes(folders: Sequence[str]) -> Iterator[float]:
-    """Yield when each file has changed, in seconds since the epoch."""
-    for top, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+    """Yield when each file has changed, in seconds since the epoch; 0 for each folder."""
+    for top, below, names in itertools.chain.from_iterable(map(os.walk, folders)):
+        yield from (0.0 for _ in below)
         for name in names:
             with contextlib.suppress(OSError):  # it is gone
                 yield os.lstat(os.path.join(top, name)).st_ctime
