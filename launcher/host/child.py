@@ -59,7 +59,8 @@ def ask(
             elif is_late:
                 problem = f"it did not finish within {seconds:.0f} s"
     if problem:  # do not wait for its end: a driver's call may keep it alive
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it is another user's now (setuid)
+            os.killpg(process.pid, signal.SIGKILL)
     elif process.returncode:
         code = process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -392,11 +392,9 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
         return state, ()
     result = _settled(state, phase)
     if not result:
-        return (
-            _start_attempt(state, state.attempt + 1, state.store.port, now)
-            if state.store
-            else (state, ())
-        )
+        if state.store:
+            return _start_attempt(state, state.attempt + 1, state.store.port, now)
+        return state, ()  # until that is made
     # A lost host may have saved something, too.
     are_all = len(phase.cleared) == len(state.job.cluster.hosts)
     is_noted = are_all and state.job.options.notes

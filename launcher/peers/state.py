@@ -39,7 +39,7 @@ class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
     Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
-    there are `failures`, they decide then; the End's result is what they were worth before.
+    there are `failures`, they decide that then; the End's result is what they said before.
     """
 
     end: End

@@ -137,7 +137,7 @@ class EndRanks(NamedTuple):
 
 
 class LeaveRanks(NamedTuple):
-    """Have keepers leave, and their stubs end with a code: those of all `ranks`, or of some."""
+    """Have keepers leave, and their stubs end with a code: all, or those of `ranks`."""
 
     exit_code: int
     ranks: Sequence[int] | None = None

@@ -1,1 +1,1 @@
-"""Warm starts: torch is imported once a host. Of it only start.py runs otherwise."""
+"""Warm starts: torch is imported once a host. Without --launcher-start warm nothing here runs."""

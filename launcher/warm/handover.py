@@ -2,7 +2,7 @@
 
 The stub connects, and passes its streams; the fork reads all else that a new process would inherit
 from the stub in /proc. Then it writes FORKED, and later the exit code. If the connection ends
-without that, because warm.py was killed, the stub forks its keeper itself: a rank has one keeper,
+before FORKED, because warm.py was killed, the stub forks its keeper itself: a rank has one keeper,
 whenever that happens.
 """
 

@@ -58,4 +58,5 @@ that is sure has lasted so long; and when a rank's script has ended, its process
 so long no rank of the job has been working: all wait, run on after their scripts, or have ended. In
 the second case there is no restart, nor after a stall with such a rank at its root: the rank may be
 making its last save. No attempt fails because a rank does not reply, because a wait is long, or
-because the state is unknown."""
+because the state is unknown.
+"""
