@@ -225,10 +225,12 @@ STOPPED = """
     work(rounds)"""
 
 
-@pytest.mark.parametrize("raises", ["SystemExit(143)", "KeyboardInterrupt"])
+@pytest.mark.parametrize("raises", ["SystemExit(143)", "KeyboardInterrupt", "OSError('disk full')"])
 def test_a_stop_while_a_thread_of_torchs_is_waited_for_cuts_no_wait_short(script, raises):
     script(WAITED_FOR.format(raises) + DROPS_LATE.format(is_named=True, then=STOPPED))
-    assert as_a_rank("script.py").end == (0, "dropped", "")
+    code, out, err = as_a_rank("script.py").end
+    assert (code, out) == (0, "dropped")
+    assert err.endswith("OSError: disk full\n") if "OSError" in raises else not err
 
 
 def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script, tmp_path):

@@ -165,13 +165,20 @@ class Replier:
     def _end(self) -> None:
         """Keep threads out of C++ while Python exits: ending one there would abort the process.
 
-        A handler of the script may raise meanwhile, at a stop: it is too late for its exit code.
+        A handler of the script may raise meanwhile, at a stop: it is too late for its exit code,
+        but Python prints what it raises.
         """
+        raised: BaseException | None = None
         for _ in range(3 if os.getpid() == self._pid else 0):
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            try:
                 self._busy.acquire(timeout=1)  # and keep it
                 self._since = monotonic()
-                return let_torchs_threads_finish()
+                let_torchs_threads_finish()
+                break
+            except BaseException as error:
+                raised = error
+        if isinstance(raised, Exception):
+            raise raised
 
     def _run(self, after: float) -> None:
         # An exception: the keeper is gone, or Python is.
