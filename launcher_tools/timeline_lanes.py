@@ -192,8 +192,10 @@ def _line(fields: Mapping[str, Any]) -> Line:
         if isinstance(text, str)
     }
     line: Line = read(Line, {**fields, **texts, "utc": utc.timestamp()})
-    if not abs(line.seconds) < _MOST_SECONDS:
+    if not (abs(line.seconds) < _MOST_SECONDS and abs(line.since) < _MOST_SECONDS):
         raise ValueError(line.seconds)
+    if min((line.attempt, line.rank or 0, *line.ranks)) < 0:
+        raise ValueError(line)
     return line
 
 

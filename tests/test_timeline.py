@@ -158,7 +158,8 @@ def test_bars_add_up_to_the_jobs_time_whatever_lines_there_are(rows):
 
 BAD = ("", "{", "null", "[]", "7", '{"event": "runs"}', "[" * 100_000, '{"seconds": NaN}')
 BAD += (line(1, "runs", rank=True), line(1e12, "runs"), line(1, "runs").replace("1,", "1e999,"))
-BAD += (line(1, "runs", rank="3"), line(1, "runs")[:-20], "\udcff")
+BAD += (line(1, "runs", rank="3"), line(1, "runs", ranks=[-1]), line(1, "runs")[:-20], "\udcff")
+BAD += (line(1, "runs", rank=-1), line(1, "runs", attempt=-1))
 
 
 def test_lines_that_are_none_are_counted_and_cost_no_others():
