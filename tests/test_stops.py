@@ -39,25 +39,27 @@ def test_a_stop_while_ranks_start_says_nothing_false(start, script, tmp_path, mo
 SAVES_AND_SUCCEEDS = SAVES.replace("143", "0")
 
 
-@pytest.mark.parametrize("moment", ["torchrun starts", "ranks run"])
+@pytest.mark.parametrize("moment", ["torchrun starts", "ranks run", "ranks end before their stubs"])
 def test_a_stop_of_all_processes_is_one_even_if_their_ends_are_seen_with_it(start, script, moment):
     """A launcher that was suspended sees all at once: that torchrun was killed, that ranks end."""
     host = start("--train-script", script(SAVES_AND_SUCCEEDS))
-    if moment == "ranks run":
+    runs = moment != "torchrun starts"
+    if runs:
         host.wait_for("runs")
         ends = host.ranks
     else:
         poll(lambda: "torch.distributed.run" in " ".join(map(str, map(words_of, host.children))))
         ends = [host.torchrun]
     launcher = psutil.Process(host.process.pid)
-    below = launcher.children(recursive=True)
+    late = [host.torchrun, *host.stubs] if "before" in moment else []
+    below = [one for one in launcher.children(recursive=True) if one not in late]
     launcher.suspend()
     for process in (launcher, *below):
         process.send_signal(signal.SIGTERM)
     poll(lambda: all(has_ended(one.pid) for one in ends))
     launcher.resume()
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert host.out.count("saved") == (moment == "ranks run") and host.failure is None, host.log()
+    assert host.out.count("saved") == runs and host.failure is None, host.log()
     assert host.leftovers() == []
 
 

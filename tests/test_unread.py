@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import queue
+import signal
 import subprocess
 import sys
 import time
@@ -10,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import LAUNCHER, poll
 
+from launcher.errors import STOPS
 from launcher.host.stepping import Stepping
 from launcher.peers import coordinator
 from launcher.peers.events import Arrived
 from launcher.peers.messages import Hello
+from launcher.text import background
 
 
 @pytest.fixture
@@ -34,6 +38,13 @@ def read_full_pipe(tmp_path):
 
     yield read
     os.close(fd)
+
+
+def test_threads_take_no_signals():
+    """The loop's thread finds a stop before what the stop has ended."""
+    masks = queue.Queue()
+    background.start(lambda: masks.put(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    assert {*STOPS, signal.SIGCHLD} <= masks.get(timeout=60)
 
 
 WRITES = """

@@ -22,6 +22,7 @@ from launcher.host.child import Helper
 from launcher.host.network import connected, listen
 from launcher.host.run_dir import run_dir
 from launcher.host.signals import Signals
+from launcher.text import background
 from launcher.text.log import log
 
 _MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; a limit below few is logged
@@ -116,7 +117,7 @@ class System:
             then(found[0])
 
         try:
-            threading.Thread(target=run, daemon=True).start()
+            background.start(run)
         except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
             raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
         self.selector.register(bell, selectors.EVENT_READ, rings)

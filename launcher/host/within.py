@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Callable, TypeVar
+
+from launcher.text import background
 
 T = TypeVar("T")
 
@@ -14,10 +15,9 @@ def within(seconds: float, function: Callable[[], T], otherwise: T) -> T:
     Also if no thread can be started. A thread that hangs ends with this process.
     """
     found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
     try:
-        thread.start()
-    except RuntimeError:  # this container allows no more threads
+        thread = background.start(lambda: found.append(function()))
+    except RuntimeError:
         return otherwise
     thread.join(seconds)
     return found[0] if found else otherwise

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from typing import Any
 
-from launcher.errors import Disposition
+from launcher.errors import STOPS, Disposition
 from launcher.result.causes import Cause, cause_of
+from launcher.run.events import RankEnded, StubSignalled
 from launcher.run.ranks import Rank, failure
 from launcher.text.words import plural
 
@@ -44,6 +46,16 @@ def _ends_of_handled(number: int) -> tuple[int, ...]:
 def is_end_of_stop(exit_code: int | None, number: int) -> bool:
     """Whether a rank with this exit code was stopped, and did not fail by itself."""
     return exit_code in (-number, -signal.SIGTERM, *_ends_of_handled(number))
+
+
+def may_follow(event: Any) -> bool:
+    """Whether an event may follow from a stop of all processes that this launcher has yet to read.
+
+    Torchrun tells its stubs to end at a stop, and ranks end.
+    """
+    if isinstance(event, RankEnded):
+        return any(is_end_of_stop(event.end.exit_code, number) for number in STOPS)
+    return isinstance(event, StubSignalled)
 
 
 def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:

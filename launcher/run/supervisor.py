@@ -36,7 +36,7 @@ from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
 from launcher.peers.messages import Cleared, Failed, FromMember, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
-from launcher.run import events, machine, summary
+from launcher.run import events, machine, stops, summary
 from launcher.run.keepers import Keepers
 from launcher.run.state import Done, Ending, Joining, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
@@ -248,8 +248,8 @@ class Supervisor(Stepping):
         else:
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
-            elif isinstance(event, events.StubSignalled):
-                self._on_signals()  # a stop of all processes of this host came before their ends
+            elif stops.may_follow(event):
+                self._on_signals()
             self.happens(event)
             if self._warm and 0 < len(self.state.ranks) == self.state.nproc:
                 self._warm.close()

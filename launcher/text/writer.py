@@ -8,6 +8,8 @@ import select
 import threading
 from typing import Callable
 
+from launcher.text import background
+
 
 class Writer:
     """Calls write(data) for all data that is added, in order, in a thread of its own.
@@ -29,11 +31,9 @@ class Writer:
         """Queue data for writing."""
         self._queue.put(data)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
             try:
-                self._thread.start()
-            except RuntimeError:  # this container allows no more threads
-                self._thread = None
+                self._thread = background.start(self._run)
+            except RuntimeError:
                 self._write_next()
 
     def _run(self) -> None:

@@ -1,0 +1,23 @@
+"""Threads beside the loop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Callable
+
+
+def start(function: Callable[[], object]) -> threading.Thread:
+    """Call a function in a thread that takes no signals, and does not outlive this process.
+
+    All signals go to the loop's thread: so it finds a stop before what that has ended. Raises
+    RuntimeError if this container allows no more threads.
+    """
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        function()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
