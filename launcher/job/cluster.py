@@ -58,7 +58,7 @@ def read_cluster(
         num_gpus=gpus,
         num_neurons=resources.count_neuron_cores(instance_type, environ, signals),
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
-        addresses=json.loads(environ.get(HOST_ADDRESSES) or "{}"),
+        addresses=_addresses(toolkit.decoded(environ.get(HOST_ADDRESSES) or "{}")),
         mig=mig,
         gpu_models=models,
         is_described="SM_HOSTS" in environ,
@@ -94,6 +94,12 @@ def _hosts(value: Any, where: str) -> tuple[str, ...]:
             return tuple(value)
     expected = 'a JSON list of different host names such as ["algo-1", "algo-2"]'
     raise UnexpectedError(where, value, expected)
+
+
+def _addresses(value: Any) -> dict[str, str]:
+    if not (isinstance(value, dict) and all(map(_is_host, value.values()))):
+        raise UnexpectedError(HOST_ADDRESSES, value, "a JSON object with an address for each host")
+    return value
 
 
 def _is_host(value: Any) -> bool:
