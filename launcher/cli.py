@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         prepare_failure(environ)
     # From here on stops are recorded, even before there is anything to stop.
     counts = not is_tool or name == "local"
-    with Signals() as signals, registered(environ if counts else {}) as report:
+    signals = Signals()
+    with registered(environ if counts else {}) as report:
         try:
             if name == "init":
                 from launcher.container import init  # a job does not need it
@@ -123,7 +124,7 @@ def _launch(
     if job.options.dry_run:
         report(None)
     # After a stop do not log the plan: it may lack devices, and nothing will start.
-    if not (stop := signals.stop()):
+    if not (stop := signals.stop):
         if job.error and not job.has_peers:
             raise job.error
         for line in job.lines():
@@ -132,9 +133,9 @@ def _launch(
         if not stop:
             show(command(job.plan, job.options.folder))
         return stopped(stop) if stop else SUCCESS
-    with System(signals) as system:
-        end = supervisor.run(job, environ, system)
-        return _report(end, environ, system.now())
+    system = System(signals)
+    end = supervisor.run(job, environ, system)
+    return _report(end, environ, system.now())
 
 
 def _report(end: State, environ: Mapping[str, str], now: float) -> Result:

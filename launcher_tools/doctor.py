@@ -18,7 +18,7 @@ from launcher.job.options import Options
 from launcher.job.prepare import prepare
 from launcher.result.causes import PROBLEMS, SUCCESS, Result, stopped
 from launcher.result.failure import write_failure
-from launcher.text.log import kept, log, show
+from launcher.text.log import collected, log, show
 from launcher.text.words import plural, printable, signal_name
 from launcher_tools.doctor_checks import CHECKS, OK, PROBLEM, WARNING, at_once
 
@@ -58,9 +58,9 @@ _LATE = (
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Check this host, and report; the exit code is 2 if a job would fail."""
     is_json = argv[:1] == ["--json"]
-    with kept() as logged:  # lines that a job would log go into the report
+    with collected() as logged:  # lines that a job would log go into the report
         job, report = _report(argv[1:] if is_json else argv, environ, signals, logged)
-    if stop := signals.stop():
+    if stop := signals.stop:
         log(f"{signal_name(stop)}: stopping doctor.")
         return stopped(stop)
     show((as_json if is_json else as_text)(job, report))

@@ -88,7 +88,7 @@ def at_once(
             call(name)
     deadline = time.monotonic() + seconds
     while len(found) < len(functions) and not errors and time.monotonic() < deadline:
-        if signals and signals.stop():
+        if signals and signals.stop:
             break
         time.sleep(_POLL_SECONDS)
     for error in errors:

@@ -38,7 +38,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
     interfaces = resources.read_resources().interfaces
     shares = local_setup.shares(len(chosen.hosts), environ, signals)
-    if stop := signals.stop():  # a stop during the query for GPUs
+    if stop := signals.stop:  # a stop during the query for GPUs
         log(f"{signal_name(stop)}: nothing was started.")
         return stopped(stop)
     passed, refused = local_setup.as_hyperparameters(chosen.script_args)

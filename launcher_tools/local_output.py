@@ -11,7 +11,6 @@ import itertools
 import math
 import operator
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -81,10 +80,7 @@ class Output:
     """This process's stdout and stderr, for all hosts."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # If a stream was closed at the start (`>&-`), another file of ours has its number.
-        streams = ((STDOUT, sys.stdout), (STDERR, sys.stderr))
-        self._open = {fd for fd, stream in streams if stream is not None}
-        self.terminals = {fd for fd in self._open if os.isatty(fd)}
+        self.terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
         self._colours = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         self._logs: list[_Log] = []
         self._bar: tuple[int, bytes] | None = None  # on the screen: where, and what
@@ -164,8 +160,8 @@ class Output:
             pieces = [*gone, *pieces, *([bar] if bar else [])]
         self._bar = bar
         for where, parts in itertools.groupby(pieces, key=operator.itemgetter(0)):
-            if where in self._open:  # in one piece, if it is one place
-                self._writer.add(bytes([where]) + b"".join(part for _, part in parts))
+            # In one piece, if it is one place.
+            self._writer.add(bytes([where]) + b"".join(part for _, part in parts))
 
     def _next_bar(self) -> tuple[int, bytes] | None:
         for log in sorted(self._logs, key=lambda log: (log.number, log.fd)):

@@ -44,8 +44,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
     if argv:
         raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
     found = [_answer(folder, signals) for folder in sorted(_folders())]
-    if signals.stop():
-        return stopped(signals.stop())
+    if signals.stop:
+        return stopped(signals.stop)
     # On one machine, launchers of one job give the same answer.
     answers = {(a["uid"], str(a.get("job")), str(a.get("key"))): a["lines"] for a in found if a}
     if not answers and {} in found:
@@ -83,7 +83,7 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError):
             connection.sendall(encoded({"want_stacks": True}))
-            while not (line.endswith(b"\n") or len(line) > _LIMIT or signals.stop()):
+            while not (line.endswith(b"\n") or len(line) > _LIMIT or signals.stop):
                 left = max(0.0, by - time.monotonic())
                 ready, _, _ = select.select([connection, signals], [], [], left)
                 data = connection.recv(1 << 16) if connection in ready else b""

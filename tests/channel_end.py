@@ -16,7 +16,7 @@ class End:
         self.attempt, self.result, self.has_left = 0, None, False
         self._stack = contextlib.ExitStack()
         # Only the supervisor waits for signals.
-        self.system = self._stack.enter_context(System(signals=None))
+        self.system = System(signals=None)
         self.channel = Channel(job, self.system, self._told, lambda *_: None)
         self._stack.callback(self.channel.close)
         try:

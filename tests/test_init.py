@@ -30,7 +30,8 @@ from launcher.result.causes import Result
 from launcher.host.signals import Signals
 if "RUNS_AS" in os.environ:
     os.setuid(int(os.environ["RUNS_AS"]))
-with Signals() as signals, registered(os.environ) as report:
+signals = Signals()
+with registered(os.environ) as report:
     print("a launcher is here", flush=True)
     if len(sys.argv) < 2:
         select.select([signals], [], [])

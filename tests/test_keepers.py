@@ -10,7 +10,6 @@ from conftest import poll
 
 from launcher.errors import Disposition, LaunchError
 from launcher.host.run_dir import run_dir
-from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.result.raised import Exit, Link
 from launcher.run.events import (
@@ -37,8 +36,8 @@ JOINED = KeeperJoined(7, 2, 3, 0)
 @pytest.fixture
 def keepers():
     unix = socket.socket(socket.AF_UNIX)
-    with Signals() as signals, System(signals) as system, unix as listener:
-        told = []
+    with unix as listener:
+        system, told = System(signals=None), []  # only the supervisor waits for signals
         keepers = Keepers(system, told.append, Watch(15, 60))
         listener.bind(os.path.join(os.environ["TMPDIR"], "socket"))
         listener.listen()

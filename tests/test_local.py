@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 import termios
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, has_ended, poll
+from conftest import LAUNCHER, TRAIN_DDP, completed, has_ended, poll
 from hypothesis import given
 from hypothesis import strategies as st
 from network import in_namespaces
@@ -50,24 +49,6 @@ def run_dir(done) -> Path:
 
 
 # What is written
-
-
-def test_output_that_was_closed_from_the_start(tmp_path):
-    """Its number is taken by the signals' socket: what is written there would be signals."""
-    (tmp_path / "log").write_bytes(b"lines\n" * 99999)
-    text = """
-        import sys
-        from launcher_tools.local_output import Output
-        from launcher.host.signals import Signals
-        with Signals() as signals:
-            output = Output({})
-            output.follow(1, {1: sys.argv[1], 2: sys.argv[1]})
-            output.end("", signals)
-            sys.exit(len(signals.take()))
-    """
-    program = [sys.executable, "-c", textwrap.dedent(text), str(tmp_path / "log")]
-    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *program]
-    assert subprocess.run(closed, timeout=60, cwd=REPO).returncode == 0
 
 
 @torch

@@ -206,8 +206,7 @@ def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Si
         with contextlib.suppress(LaunchError):
             job = prepare(words, seen, signals)
             if job and job.coordinator != job.current_host:
-                with System(signals) as system:
-                    supervisor.run(job._replace(error=error), environ, system)
+                supervisor.run(job._replace(error=error), environ, System(signals))
             return
 
 

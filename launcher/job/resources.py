@@ -208,10 +208,10 @@ def _ask(
     import shutil  # 2.4 ms, with what it imports
 
     path = shutil.which(command, path=environ.get("PATH"))
-    if path is None or (signals and signals.stop()):
+    if path is None or (signals and signals.stop):
         return ""
     answer = ask([path, option], environ, _ASK_TIMEOUT, signals)
-    if signals and signals.stop():
+    if signals and signals.stop:
         return ""
     if answer.problem:
         # Tell users who pay for a GPU that they train on a CPU.

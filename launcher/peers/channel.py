@@ -30,13 +30,13 @@ from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.peers import coordinator, events, link, messages
 from launcher.peers.connection import Connection
-from launcher.peers.events import NO_MESSAGE, Action, Lost, Received
+from launcher.peers.events import Action, Lost, Received
 from launcher.peers.listener import Listener
 from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
 from launcher.result.causes import Failure, of_host
 from launcher.text.notes import Note
-from launcher.text.protocol import encoded
+from launcher.text.protocol import decoded, encoded
 
 _MOST_REFUSALS_LOGGED = 20
 # Between two `Alive` messages. Until such a message is acknowledged the kernel sends no probes, and
@@ -168,16 +168,16 @@ class Channel(Stepping):
     def _accepted(self, accepted: socket.socket) -> None:
         assert self._listener
         if len(self._connections) + len(self._strangers) >= self._listener.room:
-            self._lose(next(iter(self._strangers)))
+            self._lose(next(iter(self._strangers)), "no room")
         connection = self._connection_on(accepted)
         if connection:
             self._strangers[connection] = None
-            self._read(connection)  # its hello has usually arrived, too
+            connection.read()  # its hello has usually arrived, too
 
     def _connection_on(self, what: socket.socket) -> Connection | None:
         timeout, selector = self._job.options.host_timeout, self._system.selector
         try:
-            return Connection(what, timeout, selector, self._read)
+            return Connection(what, timeout, selector, self._receive, self._lost)
         except OSError:
             return None
 
@@ -185,7 +185,7 @@ class Channel(Stepping):
         if self._listener:
             self._listener.close()
         for stranger in list(self._strangers):
-            self._lose(stranger)
+            self._lose(stranger, "all have joined")
 
     def _connected(self, what: socket.socket | str) -> None:
         connection = None if isinstance(what, str) else self._connection_on(what)
@@ -202,23 +202,14 @@ class Channel(Stepping):
         self.own_address = connection.own_address
         self._alive_at = min(self._alive_at, self._system.now() + _ALIVE_SECONDS)
 
-    def _read(self, connection: Connection) -> None:
-        received = connection.messages()
-        connection.received_at = self._system.now()
-        if connection.closed_by:
-            self._lose(connection)
-        for message in received:
-            if not connection.closed_by:  # by an earlier message
-                self._receive(connection, message)
-
-    def _receive(self, connection: Connection, message: dict[str, Any]) -> None:
+    def _receive(self, connection: Connection, line: bytes) -> None:
         """Receive a message of a host, or the hello of a stranger."""
+        connection.received_at = self._system.now()
         read_as = self._read_as if connection.host else messages.from_stranger
         try:
-            received = read_as(message)
-        except ValueError:
-            connection.closed_by = NO_MESSAGE
-            self._lose(connection)
+            received = read_as(decoded(line))
+        except ValueError as error:
+            self._lost(connection, error)
             return
         if isinstance(received, messages.Hello):
             self._arrives(connection, received)
@@ -233,16 +224,19 @@ class Channel(Stepping):
             if self._refused <= _MOST_REFUSALS_LOGGED:
                 at = f"from {connection.address} to port {self._job.options.peer_port}"
                 self._system.log(f"refused a connection {at}: {why}.")
-            self._lose(connection)
+            self._lose(connection, why)
             return
         del self._strangers[connection]
         self._admit(connection, hello.host)
         self.happens(events.Arrived(hello, connection.address))
 
-    def _lose(self, connection: Connection) -> None:
+    def _lost(self, connection: Connection, error: Exception) -> None:
+        self._lose(connection, connection.why_lost(error))
+
+    def _lose(self, connection: Connection, why: str) -> None:
         """Close a connection, which may be a host's."""
         connection.close()
         self._strangers.pop(connection, None)
         if self._connections.get(connection.host) is connection:
             del self._connections[connection.host]
-            self.happens(Lost(connection.host, connection.closed_by))
+            self.happens(Lost(connection.host, why))

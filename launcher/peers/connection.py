@@ -1,4 +1,4 @@
-"""One TCP connection between two launchers: read and write it without blocking."""
+"""One TCP connection between two launchers, which is never waited for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from typing import Any, Callable
 
 from launcher.peers.events import CLOSED, NO_MESSAGE
-from launcher.text.protocol import LineSocket, decoded
+from launcher.text.protocol import LineSocket
 
 LINE_LIMIT = 1 << 16  # bytes
 _PROBES = 7  # of TCP's keep-alive, in --launcher-host-timeout
@@ -19,10 +19,9 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 class Connection(LineSocket):
     """One end; `host` is the host at the other end, "" until that has said its name.
 
-    `closed_by` is why it is closed ("": it is not); `received_at` is when data last arrived,
-    infinite if none has. The connection ends if the other end's kernel does not answer for
-    `timeout` seconds. Raises OSError, and closes the socket, if the other end has closed it
-    already.
+    `received_at` is when a line last arrived, infinite if none has. The connection ends if the
+    other end's kernel does not answer for `timeout` seconds. Raises OSError, and closes the socket,
+    if the other end has closed it already.
     """
 
     def __init__(
@@ -30,9 +29,10 @@ class Connection(LineSocket):
         connection: socket.socket,
         timeout: int,
         selector: selectors.BaseSelector,
-        read_it: Callable[[Any], None],
+        take: Callable[[Any, bytes], None],
+        lost: Callable[[Any, Exception], None],
     ) -> None:
-        self.host = self.closed_by = ""
+        self.host = ""
         self.received_at = math.inf
         self._stopped_reading = False  # by the other end
         between = max(1, timeout // _PROBES)
@@ -53,7 +53,7 @@ class Connection(LineSocket):
         except OSError:
             connection.close()
             raise
-        super().__init__(connection, LINE_LIMIT, selector, read_it)
+        super().__init__(connection, LINE_LIMIT, selector, take, lost)
 
     @property
     def address(self) -> str:
@@ -68,28 +68,19 @@ class Connection(LineSocket):
 
         The longest hold ranks' stacks; the buffer has room for several unacknowledged ones.
         """
-        with contextlib.suppress(OSError):  # messages() reports it
-            if not self._stopped_reading and not super().send(line):
-                self._stopped_reading = True
-                self.socket.shutdown(socket.SHUT_RDWR)  # messages() is due, and reports it
+        if not self._stopped_reading and not super().send(line):
+            self._stopped_reading = True
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # the next read finds that
         return not self._stopped_reading
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the received messages, all valid; check `closed_by` afterwards."""
-        try:
-            return [decoded(line) for line in self.read()]
-        except (EOFError, ConnectionResetError):
-            self.closed_by = "it stopped reading" if self._stopped_reading else CLOSED
-        except OSError:
-            self.closed_by = "it stopped answering"
-        except ValueError:
-            self.closed_by = NO_MESSAGE
-        return []
-
-    def close(self) -> None:
-        """Close it."""
-        self.closed_by = self.closed_by or "this launcher has closed it"
-        super().close()
+    def why_lost(self, error: Exception) -> str:
+        """Return the words for how it has ended."""
+        if isinstance(error, ValueError):
+            return NO_MESSAGE
+        if isinstance(error, (EOFError, ConnectionResetError)):
+            return "it stopped reading" if self._stopped_reading else CLOSED
+        return "it stopped answering"
 
 
 def _plain(address: str) -> str:

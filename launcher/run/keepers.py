@@ -121,8 +121,7 @@ class Keepers:
 
     def _send(self, message: Mapping[str, Any], to: Iterable[_Connection]) -> None:
         for connection in to:
-            with contextlib.suppress(OSError):  # it was killed; the next read finds that
-                connection.send(encoded(message))
+            connection.send(encoded(message))
 
     # Connections.
 
@@ -135,27 +134,23 @@ class Keepers:
         if files - used < _LAST_FILES:
             connection.close()
             return
-        link = _Connection(connection, _LINE_LIMIT, self._system.selector, self._read)
-        self._connections.append(link)
+        selector = self._system.selector
+        self._connections.append(
+            _Connection(connection, _LINE_LIMIT, selector, self._receive, self._lost)
+        )
 
-    def _read(self, connection: _Connection) -> None:
+    def _receive(self, connection: _Connection, line: bytes) -> None:
         try:
-            lines = connection.read()
-        except (EOFError, OSError, ValueError):
-            self._disconnected(connection)
+            event = self._event_of(connection, line)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            self._ignored += 1
+            if self._ignored <= _MOST_IGNORED:
+                self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
             return
-        for line in lines:
-            try:
-                event = self._event_of(connection, line)
-            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-                self._ignored += 1
-                if self._ignored <= _MOST_IGNORED:
-                    self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
-                continue
-            if event is not None:
-                self._take(event)
+        if event is not None:
+            self._take(event)
 
-    def _disconnected(self, connection: _Connection) -> None:
+    def _lost(self, connection: _Connection, _: Exception) -> None:
         self._connections.remove(connection)
         connection.close()
         if connection.rank >= 0:

@@ -391,7 +391,7 @@ class Supervisor(Stepping):
             folder, name = self.state.job.options.folder, "the process that holds the ranks' store"
             self._store = self._system.start_helper(argv, environ, folder, name, self._store_made)
             self._open.callback(self._store.close)
-        self._store.send({"make": True})
+        self._store.send(b"make\n")
 
     def _store_made(self, message: Mapping[str, Any]) -> None:
         why = str(message.get("why", ""))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 
 from launcher.text.words import printable
@@ -19,36 +18,34 @@ _WAITING_LINES = 1000  # at most, that wait for a reader
 _END_SECONDS = 1.0  # at the end, for a reader to catch up
 
 _lost = 0  # lines that were dropped, because nothing read the log
-_kept: list[str] | None = None
+_collected: list[str] | None = None
 
 
 def log(message: str) -> None:
     """Log one line. A closed, full or unread stderr must not cost the job."""
     global _lost
-    if _kept is not None:
-        _kept.append(printable(message))
+    if _collected is not None:
+        _collected.append(printable(message))
     elif not relay(_encoded(message)):
         _lost += 1
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[list[str]]:
+def collected() -> Iterator[list[str]]:
     """Collect all lines that any thread logs meanwhile in a list, and do not write them."""
-    global _kept
-    lines: list[str] = []
-    _kept = lines
+    global _collected
+    _collected = []
     try:
-        yield lines
+        yield _collected
     finally:
-        _kept = None
+        _collected = None
 
 
 def relay(lines: bytes) -> bool:
     """Write lines to stderr as they are; return False if too many wait for a reader."""
     if _WRITER.waiting >= _WAITING_LINES:
         return False
-    if sys.stderr is not None and lines:  # if stderr is closed, 2 may be another file of ours
-        _WRITER.add(lines)
+    _WRITER.add(lines)
     return True
 
 
@@ -63,8 +60,7 @@ def show(text: str) -> None:
     In bytes: arguments need not be text in this terminal's encoding.
     """
     flush()
-    if sys.stdout is not None:
-        write_all(1, os.fsencode(text + "\n"))
+    write_all(1, os.fsencode(text + "\n"))
 
 
 def _encoded(message: str) -> bytes:

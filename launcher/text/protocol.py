@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import selectors
 import socket
 from collections.abc import Mapping
 from typing import Any, Callable
 
-_DIGITS = 18  # at most, of a number: Python reads long numbers slowly
+_MOST = 1e18  # Python reads long integers slowly, and nothing can be done with infinite numbers
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -21,8 +20,8 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(line: bytes) -> dict[str, Any]:
     """Return the message of a line.
 
-    Raises ValueError if it is not a JSON object, is nested too deep, or holds a number that is
-    infinite or huge.
+    Raises ValueError if it is not a JSON object, is nested too deep, or has an infinite or huge
+    number.
     """
     try:
         message = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
@@ -36,48 +35,55 @@ def decoded(line: bytes) -> dict[str, Any]:
 class LineSocket:
     """A socket for lines, whose other end is never waited for.
 
-    When there is something to read, the selector calls read_it(this). `limit` bounds the bytes of
-    an incomplete line.
+    While it is open it calls take(this, line) for each line; and lost(this, error), once, when the
+    connection has ended: an EOFError, an OSError, or a ValueError if an incomplete line has more
+    than `limit` bytes.
     """
+
+    is_open = True
 
     def __init__(
         self,
         connection: socket.socket,
         limit: int,
         selector: selectors.BaseSelector,
-        read_it: Callable[[Any], None],
+        take: Callable[[Any, bytes], None],
+        lost: Callable[[Any, Exception], None],
     ) -> None:
         connection.setblocking(False)
-        self.socket, self._selector = connection, selector
-        self._limit, self._incomplete = limit, b""
-        selector.register(connection, selectors.EVENT_READ, functools.partial(read_it, self))
+        self.socket, self._selector, self._limit = connection, selector, limit
+        self._take, self._lost, self._incomplete = take, lost, b""
+        selector.register(connection, selectors.EVENT_READ, self.read)
 
-    def read(self) -> list[bytes]:
-        """Return the lines that have arrived.
-
-        Raises EOFError or OSError if the connection has ended, ValueError beyond the limit.
-        """
+    def read(self) -> None:
+        """Read what has arrived."""
         try:
-            data = self.socket.recv(1 << 16)
+            if not (data := self.socket.recv(1 << 16)):
+                raise EOFError
+            *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+            if len(self._incomplete) > self._limit:
+                raise ValueError("a line is too long")
         except BlockingIOError:
-            return []
-        if not data:
-            raise EOFError
-        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
-        if len(self._incomplete) > self._limit:
-            raise ValueError("a line is too long")
-        return lines
+            return
+        except (EOFError, OSError, ValueError) as error:
+            self._lost(self, error)
+            return
+        for line in lines:
+            if self.is_open:  # a line before it may have closed it
+                self._take(self, line)
 
     def send(self, line: bytes) -> bool:
-        """Send a line at once; tell whether the kernel took all of it.
+        """Send a line at once; return False if the other end has stopped reading.
 
-        It does, unless the other end has stopped reading: lines are small and few. Raises OSError
-        if the connection has ended.
+        Otherwise the kernel takes it: lines are small and few. If the connection has ended, the
+        next read finds that.
         """
         try:
             return self.socket.send(line) == len(line)
         except BlockingIOError:
             return False
+        except OSError:
+            return True
 
     def ignore(self) -> None:
         """Read no more."""
@@ -89,21 +95,16 @@ class LineSocket:
 
         In that case the kernel resets the connection, and data in flight is lost.
         """
+        self.is_open = False
         self.ignore()
         self.socket.close()
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise ValueError("a number is too long")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
+def _number(digits: str) -> float:
     number = float(digits)
-    if number - number != 0:
-        raise ValueError("a number is endless")
-    return number
+    if not abs(number) < _MOST:
+        raise ValueError("a number is too large")
+    return int(digits) if digits.lstrip("-").isdecimal() else number
 
 
-_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+_DECODER = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_number)

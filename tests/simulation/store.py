@@ -22,7 +22,7 @@ class Stores:
         self.machine, self._name, self._take = machine, name, take
         self.runs, self._port = True, 30000
 
-    def send(self, message: Mapping[str, Any]) -> bool:
+    def send(self, line: bytes) -> bool:
         """Make a store, which takes a while; say its port, or why there is none."""
         job, made = self.machine.job, {"port": self._port}
         slow = job.of(self.machine, What.STORE_SLOW)
