@@ -165,10 +165,9 @@ test-pages: needs-test-pages $(PYTEST)
 	$(PYTEST) tests/browser
 
 # Jobs broken in every way, and how long their hosts took to end (docs/development/hosts.md), with the bounds
-# of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
-# torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
+# of seconds that `make test` is not held to; and the other cases that it leaves out.
 matrix: needs-matrix $(TORCHRUN) $(PYTEST)
-	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
+	$(BIN)/pytest -p no:randomly -m "row or more"
 
 # Jobs in the simulator (tests/simulation), on all cores: JOBS of them from SEED on; or one again,
 # PLAN='Plan(...)'; or MISTAKES=1, how soon those are found that can be planted.

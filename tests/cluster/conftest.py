@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 
 import docker
@@ -13,7 +12,6 @@ from pages import PAGES
 
 from cluster import engine
 from cluster.engine import copy_tracked_files
-from cluster.faults import OURS, PEERS
 from cluster.hosts import Job
 
 
@@ -89,11 +87,3 @@ def own_aws_image(client, aws_image, tmp_path_factory) -> str:
     with engine.locked("images"):
         client.images.build(path=str(context), tag=tag, network_mode="host", rm=True)
     return tag
-
-
-@pytest.fixture(scope="session")
-def matrix_of() -> str:
-    """Whose jobs the fault matrix breaks."""
-    of = os.environ.get("MATRIX_OF") or OURS
-    assert of in PEERS, f"MATRIX_OF={of}: there are {', '.join(PEERS)}"
-    return of

@@ -7,13 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import pytest
-
-from cluster.hosts import ALONE, SLACK, Host, Job
-
-# Whose jobs: MATRIX_OF. Only the first is held to anything; what becomes of the others is noted.
-OURS, TORCHRUN, TOOLKIT, SUBPROCESS = PEERS = ("launcher", "torchrun", "toolkit", "subprocess")
-_PATIENCE = 30  # seconds until a peer's host counts as one that never ends
+from cluster.hosts import ALONE, SLACK, Job
 
 # Every rank says that it runs, and goes on until it is told to do its part of the plan.
 SCRIPT = """
@@ -32,17 +26,6 @@ while not os.path.exists("/opt/ml/input/now"):
 exec({plan}.get(rank, "while True: step()"))
 """
 
-# What people write who have no launcher: the entry point runs torchrun, and raises if it failed.
-RUN_TORCHRUN = """
-import json, os, subprocess, sys
-hosts = json.loads(os.environ["SM_HOSTS"])
-rank = hosts.index(os.environ["SM_CURRENT_HOST"])
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts))]
-torchrun += ["--node-rank", str(rank), "--nproc-per-node", "{ranks}", "--rdzv-backend", "c10d"]
-torchrun += ["--rdzv-endpoint", hosts[0] + ":29400", "--rdzv-id", "job", "script.py"]
-subprocess.run(torchrun, check=True)
-"""
-
 
 class Row(NamedTuple):
     """One line of the table, as text."""
@@ -57,10 +40,9 @@ class Row(NamedTuple):
 class Fault:
     """What befalls a job, from its preparation to its end."""
 
-    def __init__(self, job: Job, name: str, of: str, table: list[Row]):
+    def __init__(self, job: Job, name: str, table: list[Row]):
         self.job = job
         self._name = name
-        self._of = of
         self._table = table
         self._ranks = 0
         self._at = 0.0
@@ -83,9 +65,6 @@ class Fault:
         script = SCRIPT.format(training=training, plan=plan or {})
         self._ranks = ranks
         self.job.will_run(script, how, launcher_nproc_per_node=ranks, **options)
-        if self._of != OURS:
-            for host in self.job.values():
-                _have_run_by(self._of, host, ranks, hosts)
 
     def start(self) -> None:
         """Start the job; return when all ranks run."""
@@ -131,9 +110,6 @@ class Fault:
         together: how many seconds hosts may end apart (0: not asked).
         """
         left = {name: host for name, host in self.job.items() if name not in lost}
-        if self._of != OURS:
-            self._note(left)
-            pytest.skip("a peer is held to nothing")
         for host in left.values():
             assert host.wait(self._at + within + SLACK + 5 - time.time()) == code, self.job.logs()
         ends = [host.ended_at for host in left.values()]
@@ -150,41 +126,3 @@ class Fault:
             assert host.temporary_files() == []
         first = text.splitlines()[0] if text else "no failure file"
         self._table.append(Row(self._name, str(code), f"{within:g}", f"{seconds:.1f}", first))
-
-    def _note(self, hosts: Mapping[str, Host]) -> None:
-        """Write down how a peer's hosts end, or that they do not."""
-        codes, seconds, says = [], [], []
-        for host in hosts.values():
-            while host.running() and time.time() < self._at + _PATIENCE:
-                time.sleep(0.2)
-            if host.running():
-                codes.append("runs on")
-                seconds.append("")
-            else:
-                codes.append(str(host.wait()))
-                seconds.append(f"{host.ended_at - self._at:.1f}")
-            says.append((host.failure or "no failure file").splitlines()[0])
-        cells = ("; ".join(dict.fromkeys(cell)) for cell in (codes, seconds, says))
-        joined, took, said = cells
-        self._table.append(Row(self._name, joined, "", took, said))
-
-
-def _have_run_by(peer: str, host: Host, ranks: int, hosts: int) -> None:
-    """Have a peer run the script in /opt/ml/code in place of the launcher."""
-    if peer == TORCHRUN:
-        host.options["entrypoint"] = ["python3", "-m", "torch.distributed.run"]
-        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "algo-1:29400"]
-        size = ["--nnodes", str(hosts), "--nproc-per-node", str(ranks)]
-        host.command = [*size, *rendezvous, "--rdzv-id", "job", "/opt/ml/code/script.py"]
-        return
-    host.command = ["train"]
-    host.write("code/entry.py", RUN_TORCHRUN.format(ranks=ranks))
-    host.options["entrypoint"] = []
-    host.environment["SAGEMAKER_TRAINING_MODULE"] = "sagemaker_pytorch_container.training:main"
-    # The scripts are in /opt/ml/code already, where the toolkit would unpack them.
-    host.hyperparameters = {"sagemaker_submit_directory": "/opt/ml/code"}
-    if peer == TOOLKIT:
-        host.hyperparameters["sagemaker_program"] = "script.py"
-        host.hyperparameters["sagemaker_torch_distributed_enabled"] = True
-    else:
-        host.hyperparameters["sagemaker_program"] = "entry.py"

@@ -11,13 +11,12 @@ import re
 import time
 
 import pytest
-from conftest import more, poll
+from conftest import more
 
-from cluster.faults import OURS, SUBPROCESS, TOOLKIT, Fault
+from cluster.faults import Fault
 from cluster.hosts import CONTAINERS, TRAIN
 
 pytestmark = [*CONTAINERS, pytest.mark.row]
-ours_alone = pytest.mark.ours_alone  # peers have nothing that could do this
 algo_1_or_2 = pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 algo_1_too = pytest.mark.parametrize("host", [more("algo-1"), "algo-2"])
 algo_2_too = pytest.mark.parametrize("host", ["algo-1", more("algo-2")])
@@ -67,14 +66,10 @@ LAST = "algo-2, rank 1 (local rank 0) "
 
 
 @pytest.fixture
-def fault(job, matrix_of, matrix, request):
-    if matrix_of != OURS and request.node.get_closest_marker("ours_alone"):
-        pytest.skip("there is nothing like it in a peer, or nothing to see")
-    if matrix_of in (TOOLKIT, SUBPROCESS):
-        job.image = request.getfixturevalue("aws_image")
+def fault(job, matrix, request):
     name = request.node.originalname.removeprefix("test_").replace("_", " ")
     callspec = getattr(request.node, "callspec", None)
-    return Fault(job, f"{name}: {callspec.id}" if callspec else name, matrix_of, matrix)
+    return Fault(job, f"{name}: {callspec.id}" if callspec else name, matrix)
 
 
 # A rank fails
@@ -189,7 +184,6 @@ def test_a_hydra_app_raises(fault, client):
 
 
 @pytest.mark.more
-@ours_alone
 def test_a_rank_of_16_hosts_raises(fault):
     fault.strikes({7: RAISE}, hosts=16)
     name = sorted(fault.job)[7]
@@ -197,7 +191,6 @@ def test_a_rank_of_16_hosts_raises(fault):
 
 
 @pytest.mark.more
-@ours_alone
 def test_a_rank_fails_once_and_is_restarted(fault):
     once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
     plan = {0: once + "again or time.sleep(600)", 1: once + "sys.exit(0 if again else 3)"}
@@ -207,7 +200,6 @@ def test_a_rank_fails_once_and_is_restarted(fault):
 
 
 @pytest.mark.more
-@ours_alone
 def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarted(fault):
     fault.strikes({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=2)
     fault.ends(0, None, 40)
@@ -217,7 +209,6 @@ def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarte
 # torchrun, a launcher, a host, or the network fails
 
 
-@ours_alone
 @algo_1_too
 def test_torchrun_is_killed(fault, host):
     fault.runs(training=True)
@@ -225,7 +216,6 @@ def test_torchrun_is_killed(fault, host):
     fault.ends(69, f"{host}: torchrun was killed by SIGKILL (signal 9)\n", 5)
 
 
-@ours_alone
 @algo_1_too
 def test_torchrun_is_sent_sigterm(fault, host):
     fault.runs(training=True)
@@ -234,7 +224,6 @@ def test_torchrun_is_sent_sigterm(fault, host):
     fault.ends(69, f"{host}: torchrun failed: {how}\n", 6)
 
 
-@ours_alone
 @algo_2_too
 def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
     rank = 1 if host == "algo-1" else 0
@@ -245,7 +234,6 @@ def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
     fault.ends(1, (FIRST, LAST)[rank] + "failed with ValueError: loss is nan\n", 4 + 3)
 
 
-@ours_alone
 @algo_2_too
 def test_the_launcher_is_killed(fault, host):
     fault.runs(how=TRAIN)
@@ -256,7 +244,6 @@ def test_the_launcher_is_killed(fault, host):
 
 
 @pytest.mark.more
-@ours_alone
 @algo_1_or_2
 def test_the_launcher_is_stopped(fault, host):
     fault.runs(how=TRAIN)
@@ -269,7 +256,6 @@ def test_the_launcher_is_stopped(fault, host):
 
 
 @pytest.mark.more
-@ours_alone
 def test_the_folder_for_temporary_files_is_gone_at_a_restart(fault):
     gone = "import shutil; os.path.exists('/opt/ml/input/tmp') or sys.exit(0)\n"
     gone += "shutil.rmtree('/opt/ml/input/tmp'); sys.exit(3)"
@@ -356,8 +342,7 @@ def test_a_stop_while_a_rank_saves_and_the_others_wait(fault):
     save = "time.sleep(15); sys.stdout.write('does it\\n'); time.sleep(600)"
     plan = {0: f"def save():\n    {save}\nsave()"}
     fault.strikes(plan, training=True, hosts=3, launcher_watch=1, launcher_hang_notify=5)
-    # A peer's rank 0 may be on any host.
-    poll(lambda: "does it\n" in fault.job.logs(), every=0.2)
+    fault.job["algo-1"].wait_for("does it\n")
     fault.happens()
     fault.job["algo-2"].send(15)
     fault.ends(143, None, 3)
@@ -386,7 +371,6 @@ def test_the_first_host_is_absent(fault):
 
 
 @pytest.mark.more
-@ours_alone
 def test_names_do_not_resolve_for_30_s_and_a_host_comes_60_s_late(fault):
     fault.prepare({0: "pass", 1: "pass", 2: "pass"}, hosts=3)
     for host in fault.job.values():
@@ -407,7 +391,6 @@ def test_names_do_not_resolve_for_30_s_and_a_host_comes_60_s_late(fault):
 
 
 @pytest.mark.more
-@ours_alone
 def test_connections_of_others_up_to_the_last_moment(fault):
     fault.prepare(dict.fromkeys(range(3), "pass"), hosts=3)
     for host in fault.job.values():
@@ -428,7 +411,6 @@ def test_connections_of_others_up_to_the_last_moment(fault):
 
 
 @pytest.mark.more
-@ours_alone
 @pytest.mark.parametrize("what", ["version of torch", "script's arguments"])
 def test_hosts_differ_in_their(fault, what):
     fault.prepare()
@@ -447,7 +429,6 @@ def test_hosts_differ_in_their(fault, what):
 
 
 @pytest.mark.more
-@ours_alone
 @algo_1_or_2
 def test_the_script_is_missing(fault, host):
     fault.prepare()
@@ -464,7 +445,6 @@ def take_port(host, port):
 
 
 @pytest.mark.more
-@ours_alone
 def test_the_rendezvous_port_is_taken(fault):
     fault.prepare()
     take_port(fault.job["algo-1"], 29400)
@@ -479,7 +459,6 @@ def test_the_rendezvous_port_is_taken(fault):
 
 
 @pytest.mark.more
-@ours_alone
 def test_the_peer_port_is_taken(fault):
     fault.prepare(launcher_start_timeout=15)
     take_port(fault.job["algo-1"], 29401)
@@ -531,7 +510,6 @@ def test_a_stop_of_all_hosts_and_a_rank_that_fails_while_it_saves(fault):
     assert "during the stop: " + LAST + "failed with ZeroDivisionError" in fault.job.logs()
 
 
-@ours_alone
 @algo_1_too
 def test_a_stop_while_another_host_is_missing(fault, host):
     fault.prepare()
@@ -549,7 +527,6 @@ FULL_PIPE = "mkfifo /full; exec 3<>/full; head -c 65536 /dev/zero >&3; exec 2>/f
 
 
 @pytest.mark.more
-@ours_alone
 @pytest.mark.parametrize("what", ["a stop", "a rank fails"])
 def test_nobody_reads_stderr_and(fault, what):
     plan = {0: SAVE, 1: SAVE if what == "a stop" else RAISE}
@@ -571,7 +548,6 @@ def test_nobody_reads_stderr_and(fault, what):
 
 
 @pytest.mark.more
-@ours_alone
 def test_a_stop_while_a_loop_of_the_entry_point_goes_on(fault):
     fault.prepare({0: SAVE, 1: SAVE})
     for host in fault.job.values():
@@ -594,7 +570,6 @@ chmod +x /driver/nvidia-smi
 
 
 @pytest.mark.more
-@ours_alone
 def test_a_stop_while_nvidia_smi_hangs(fault):
     fault.prepare()
     fault.job["algo-2"].will_first(DRIVER)
@@ -617,7 +592,6 @@ def test_one_host_is_through_8_s_before_the_other(fault):
 # The output folder
 
 
-@ours_alone
 @pytest.mark.parametrize(
     ("mount", "fill", "why"),
     [
