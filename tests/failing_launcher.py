@@ -3,7 +3,8 @@
 WHAT is `once`, `always`, `plan` or `begin`.
 
 The step of its run's state machine raises when the ranks are known: once, or from then on always.
-With `plan` and `begin` what raises is what happens before the hosts join.
+With `plan` and `begin` what raises is what happens before the hosts join; on a busy machine the
+other host may be slow to ask the first one why.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ del sys.path[0]  # this folder
 
 from launcher.cli import main  # noqa: E402
 from launcher.job import prepare  # noqa: E402
+from launcher.peers import coordinator  # noqa: E402
 from launcher.run import machine, supervisor  # noqa: E402
 from launcher.run.events import ThreadRaised  # noqa: E402
 
@@ -45,6 +47,7 @@ if __name__ == "__main__":
         prepare.make_plan = mistake  # type: ignore[assignment]
     elif how == "begin":
         supervisor.Supervisor._begin_attempt = mistake  # type: ignore[method-assign]
+        coordinator._LATE_HOSTS_SECONDS = 60.0
     else:
         machine.step = mistaken(machine.step, always=how == "always")
     sys.exit(main())

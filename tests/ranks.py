@@ -137,7 +137,7 @@ def run_job(job: dict, answer: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         codes[pid] = code if code >= 0 else 128 - code
         if code:
-            signal.alarm(20)
+            signal.alarm(60)
     if store:
         os.kill(store, signal.SIGKILL)
     os.write(answer, json.dumps(list(codes.values())).encode())

@@ -222,48 +222,37 @@ def test_ranks_that_stand_still_or_work_alone_are_said(start, script, how):
     assert "2 ranks ran, and none exchanged anything with another" in host.err, host.log()
 
 
-TIMES_OUT = """
-import datetime, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
-dist.all_reduce(torch.ones(1))
-def evaluate():
-    time.sleep(600)
-if dist.get_rank() == 1:
-    evaluate()
-dist.all_reduce(torch.ones(1))
-"""
-
-
-OTHERS = "the default group, where 1 other is waiting"
-LATE = """
+# Both ranks have imported torch when the first timeout begins.
+MEET = """
 import datetime, os, time
-import torch.distributed as dist
-def download():
+import torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+def late():
     time.sleep(600)
-if os.environ["RANK"] == "1":
-    download()
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+open(f"up-{rank}", "w").close()
+while not os.path.exists(f"up-{1 - rank}"): time.sleep(0.01)
 """
+GROUP = 'dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))\n'
+REDUCE = "dist.all_reduce(torch.ones(1))\n"
+IS_LATE = "if rank == 1: late()\n"
+OTHERS = "the default group, where 1 other is waiting"
 
 
 @recorded
 @pytest.mark.parametrize(
     ("text", "absent"),
     [
-        (TIMES_OUT, f"is absent from all_reduce #2 of {OTHERS}; rank 1 is in evaluate"),
+        (GROUP + REDUCE + IS_LATE + REDUCE, f"is absent from all_reduce #2 of {OTHERS}"),
         (
-            LATE,
-            "has not joined init_process_group of ranks 0,1, where 1 other is waiting; rank 1 is "
-            "in download",
+            IS_LATE + GROUP,
+            "has not joined init_process_group of ranks 0,1, where 1 other is waiting",
         ),
     ],
     ids=["collective", "group"],
 )
 def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come(start, script, text, absent):
     options = ("--launcher-nproc-per-node", "2", "--launcher-failure-grace", "1")
-    host = start("--train-script", script(text), *options)
+    host = start("--train-script", script(MEET + text), *options)
     assert host.wait() == 1, host.log()
-    first = host.failure.splitlines()[0]
-    line = 7 if text is TIMES_OUT else 5
-    assert first == f"localhost, rank 1 (local rank 1) {absent}, script.py:{line}.", host.log()
+    where = f"{absent}; rank 1 is in late, script.py:6."
+    assert host.failure.startswith(f"localhost, rank 1 (local rank 1) {where}\n"), host.log()

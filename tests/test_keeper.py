@@ -363,7 +363,7 @@ def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(sta
     kept = start(DAEMON.format(how="daemon", at_term=IGNORES))
     kept.run()
     kept.wait("ended")
-    kept.end(1, grace=1, waits=True)
+    kept.end(1, grace=8, waits=True)  # its last quarter is near
     assert re.fullmatch(LEFT, kept.wait("log"))
     assert kept.wait("log").startswith("stopping process ")
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
@@ -610,9 +610,11 @@ def test_a_crash_that_the_scripts_own_faulthandler_shows_comes_with_its_place(st
 
 def test_the_last_output_of_an_exit_is_that_of_the_stream_that_was_written_last(start):
     kept = start(
-        "import os, sys, time\n"
-        "os.write(2, b'a warning\\n')\ntime.sleep(0.5)\nos.write(1, b'no license\\n')\n"
-        "time.sleep(0.5)\nos._exit(7)"
+        "import os, time\n"
+        "os.write(2, b'a warning\\n')\n"
+        "while not os.path.getsize('err'): time.sleep(0.01)\n"
+        "os.write(1, b'no license\\n')\n"
+        "os._exit(7)"
     )
     kept.run()
     assert kept.wait("ended")["words"] == "no license"

@@ -246,8 +246,8 @@ def test_a_launcher_below_another_has_no_logs(start, script):
     """It has the variables of the one above, whose files these are."""
     inner = "import subprocess, sys, os\nfor n in [*os.environ]:\n"
     inner += "    if n.startswith(('TORCHELASTIC', 'LOCAL_')): del os.environ[n]\n"
-    inner += "words = ['--train-script', 'inner.py', '--launcher-rdzv-port', '29555']\n"
-    inner += "sys.exit(subprocess.call([sys.executable, '-m', 'launcher', *words]))"
+    inner += "words = ['-m', 'launcher', '--train-script', 'inner.py']\n"
+    inner += "sys.exit(subprocess.call([sys.executable, *words]))"
     script("print('inner')", "inner.py")
     words = ("--train-script", script(inner), "--launcher-nproc-per-node", "1")
     host = start(*words, LAUNCHER_LOG_DIR="logs")

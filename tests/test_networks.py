@@ -34,7 +34,6 @@ while not os.path.exists("go"):
 def start_on(network, start, *arguments):
     """Start a launcher on each host of a network."""
     common = {"SM_HOSTS": json.dumps(HOSTS), "SM_NUM_GPUS": "0"}
-    arguments += ("--launcher-start-timeout", "30")
     return [
         start(
             *arguments,

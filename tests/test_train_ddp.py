@@ -4,11 +4,10 @@ import os
 import random
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, TRAIN_DDP
+from conftest import LAUNCHER, TRAIN_DDP, completed
 
 pytestmark = pytest.mark.torch
 
@@ -20,9 +19,7 @@ def test_it_learns_and_saves(tmp_path, monkeypatch):
     for path in (TRAIN_DDP, TRAIN_DDP.with_name("checkpoints.py")):
         shutil.copy(path, folder)
     words = ("--launcher-nproc-per-node", "2", "--train-script", folder / TRAIN_DDP.name)
-    argv = [*LAUNCHER, *map(str, words), "--epochs", "4"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    done = completed(*LAUNCHER, *words, "--epochs", "4")
     losses = [float(text) for text in re.findall(r"loss=([\d.]+)", done.stdout)]
     accuracies = [float(text) for text in re.findall(r"accuracy=([\d.]+)", done.stdout)]
     assert len(losses) == 4 and losses[-1] < losses[0] / 2

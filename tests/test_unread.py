@@ -60,6 +60,7 @@ raise ValueError("loss is nan")
 def test_what_torchrun_copies_for_a_late_reader_is_not_lost(script, tmp_path):
     """torchrun --tee 3, where a rank fails and torchrun has 3 MB to copy."""
     arguments = ("--train-script", script(WRITES), "--launcher-torchrun-args", "--tee 3")
+    arguments += ("--launcher-failure-grace", "100")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*LAUNCHER, *arguments], cwd=tmp_path, **pipes) as process:
         said = (line for line in process.stderr)
