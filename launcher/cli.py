@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher import PACKAGE, __version__
-from launcher.container.presence import Report, registered
+from launcher.container.presence import Report, register
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.host.system import System
@@ -28,54 +28,47 @@ from launcher.text.log import log, show, traceback_of
 _TOOLS = ("local", "doctor", "stacks", "timeline")
 
 
-def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+def main() -> int:
     """Run the launcher; return its exit code (docs/options.md lists them).
 
     This is the one place in the launcher's process that reads sys.argv and os.environ.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    environ = dict(os.environ) if environ is None else environ
-    name, *words = argv or [""]
-    if name == "init" and (not words or words[0].startswith("-")):
-        name, argv = "", words  # arguments that begin with a dash are a job's
-    elif name in ("init", *_TOOLS):
-        argv = words
-    else:
-        name = ""
+    argv, environ = sys.argv[1:], dict(os.environ)
+    name = argv.pop(0) if argv and argv[0] in ("init", *_TOOLS) else ""
+    if name == "init" and (not argv or argv[0].startswith("-")):
+        name = ""  # arguments that begin with a dash are a job's
     if not name and (text := _requested_text(argv)):
         show(text)
         return 0
     is_tool = name in _TOOLS
     if not is_tool:
         prepare_failure(environ)
-    # From here on stops are recorded, even before there is anything to stop.
-    counts = not is_tool or name == "local"
-    signals = Signals()
-    with registered(environ if counts else {}) as report:
-        try:
-            if name == "init":
-                from launcher.container import init  # a job does not need it
+    signals = Signals()  # from here on stops are recorded, even before there is anything to stop
+    report = register({} if is_tool and name != "local" else environ)
+    try:
+        if name == "init":
+            from launcher.container import init  # a job does not need it
 
-                result = init.run(argv, environ, signals)
-            elif is_tool:
-                result = _run_tool(name, argv, environ, signals)
-            else:
-                result = _launch(argv, environ, signals, report)
-        except Exception as error:
-            if isinstance(error, LaunchError):
-                failure, lines = of_error(error), [str(error)]
-            else:  # the launcher's own, before or after the job
-                failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
-                lines = traceback_of(error)
-            for line in lines:
-                log(line)
-            if not is_tool:
-                write_failure(failure.text, environ, quiet=True)
-            result = failure.result
-        # A stop is too late now; Python itself takes 10 ms more to exit.
-        signals.ignore_stops()
-        report(result)
-        return result.exit_code
+            result = init.run(argv, environ, signals)
+        elif is_tool:
+            result = _run_tool(name, argv, environ, signals)
+        else:
+            result = _launch(argv, environ, signals, report)
+    except Exception as error:
+        if isinstance(error, LaunchError):
+            failure, lines = of_error(error), [str(error)]
+        else:  # the launcher's own, before or after the job
+            failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
+            lines = traceback_of(error)
+        for line in lines:
+            log(line)
+        if not is_tool:
+            write_failure(failure.text, environ, quiet=True)
+        result = failure.result
+    # A stop is too late now; Python itself takes 10 ms more to exit.
+    signals.ignore_stops()
+    report(result)
+    return result.exit_code
 
 
 def _requested_text(argv: Sequence[str]) -> str:

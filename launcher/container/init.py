@@ -19,7 +19,7 @@ each launcher connects to its Unix socket (presence.py) and reports how it ends.
 How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 begins with 2):
 
 1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`. Each has
-   connected from `main` in cli.py by `registered` (presence.py), once its `Signals` note stops.
+   connected from `main` in cli.py by `register` (presence.py), once its `Signals` note stops.
 2. run/supervisor.py: `Supervisor._on_signals` turns it into the event `Stop`.
 3. run/machine.py: `signalled` has `_end` begin the phase `Ending` with `Why.STOP`, if ranks run.
 4. `_end` also returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to the keepers
@@ -38,7 +38,6 @@ import re
 import selectors
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 
 from launcher.container.presence import KILLED, LauncherRegistry
@@ -57,8 +56,6 @@ from launcher.text.log import log
 from launcher.text.words import shortened, signal_name
 
 _TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
-# Seconds for `train` to finish (an upload, for example) if a stop comes after the job's end.
-_FINISH_SECONDS = 10
 # Launchers that may still start after a stop, which ends each at once: those of a script's other
 # steps, not of a loop until one succeeds.
 _MOST_LATE = 20
@@ -105,7 +102,6 @@ class _Init:
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
         self._late = 0  # launchers that have started after it
-        self._finish_deadline: float | None = None  # `train`: if a stop came after the job's end
 
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
@@ -120,12 +116,8 @@ class _Init:
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         while self._process.returncode is None or self.launchers.pids:
-            timeout = self._finish_deadline and max(0.0, self._finish_deadline - time.monotonic())
-            for key, _ in self._selector.select(timeout):
+            for key, _ in self._selector.select():
                 key.data()
-            if self._finish_deadline and time.monotonic() >= self._finish_deadline:
-                self._finish_deadline = None
-                self._end_command()
         reported = self.launchers.result
         if reported and reported.stop_signal and version_of(failure_file) != before:
             _remove_failure(failure_file, reported.exit_code)
@@ -166,15 +158,16 @@ class _Init:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
-        """Forward a stop to the launchers or, if none runs, to the command."""
-        self._stop_signal = self._stop_signal or number
+        """Forward a stop to the launchers or, if none runs, to the command.
+
+        `train` may finish after the job's end, with an upload, say; the second stop ends it.
+        """
+        is_first, self._stop_signal = not self._stop_signal, self._stop_signal or number
         sent = [send(pid, number) for pid in self.launchers.pids]
         if any(sent):
             return
-        if self.launchers.result and is_train(self._command) and not self._finish_deadline:
-            name, seconds = signal_name(number), _FINISH_SECONDS
-            log(f"{name}: the job has ended; {_TRAIN} has {seconds} s to finish.")
-            self._finish_deadline = time.monotonic() + _FINISH_SECONDS
+        if is_first and self.launchers.result and is_train(self._command):
+            log(f"{signal_name(number)}: the job has ended; {_TRAIN} may finish.")
         else:
             self._end_command()
 

@@ -17,51 +17,37 @@ import os
 import selectors
 import signal
 import socket
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Callable, Optional
 
 from launcher.job.options import INIT
 from launcher.result.causes import Result
-from launcher.text.log import log
 
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
-_INIT_SECONDS = 2  # for an init to accept a connection, or to read from it
 _BACKLOG = 128  # pending connections
 _NO_JOB = b"none"
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: unix(7), struct ucred
 
 
-@contextlib.contextmanager
-def registered(environ: Mapping[str, str]) -> Iterator[Report]:
-    """Connect to the init, if there is one; yield a function that reports the launcher's result.
+def register(environ: Mapping[str, str]) -> Report:
+    """Connect to the init, if there is one; return a function that reports the launcher's result.
 
     None is the result of what was no launcher of a job: a dry run.
     """
     name, _, token = environ.get(INIT, "").partition(":")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        # A suspended init must not hold up a launcher (socket(7)).
-        limit = struct.pack("ll", _INIT_SECONDS, 0)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        try:
-            if name:
-                connection.connect("\0" + name)
-                connection.send(token.encode())
-        except BlockingIOError:
-            log(
-                f"`sm-launch init` has not answered for {_INIT_SECONDS} s: it will not "
-                "forward stops to this launcher, nor learn how the job ends."
-            )
-        except OSError:
-            pass  # the init of this variable has ended
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)  # an init that is suspended holds up no launcher
+    with contextlib.suppress(OSError):  # the init of this variable has ended
+        if name:
+            connection.connect("\0" + name)
+            connection.send(token.encode())
 
-        def report(result: Result | None) -> None:
-            message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
-            with contextlib.suppress(OSError):  # there is no init
-                connection.send(message)
+    def report(result: Result | None) -> None:
+        message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
+        with contextlib.suppress(OSError):  # there is no init
+            connection.send(message)
 
-        yield report
+    return report
 
 
 class LauncherRegistry:
@@ -104,21 +90,20 @@ class LauncherRegistry:
                 self._close(strangers[0])
 
     def _read(self, connection: socket.socket) -> None:
-        message = b""
         try:
             message = connection.recv(64)
         except BlockingIOError:
             return
         except OSError:  # closed, perhaps in this turn of the loop
-            pass
+            message = b""
         if self._pids.get(connection):
             if message != _NO_JOB:
                 code, stop_signal = map(int, message.split() or (KILLED.exit_code, 0))
                 self.result = Result(code, stop_signal=stop_signal)
         elif message == self._token.encode():
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            pid = self._pids[connection] = _CREDENTIALS.unpack(credentials)[0]
-            if pid:  # otherwise it is in another container
+            # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
+            if pid := connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED):
+                self._pids[connection] = pid
                 self._joined(pid)
                 return
         self._close(connection)
