@@ -337,8 +337,20 @@ def _events(
 ) -> tuple[list[Event], Mapping[tuple[str, Optional[int]], list[Mark]]]:
     """Return the events, those of several hosts or ranks once; and the marks of hosts and ranks."""
     roots = _roots(lines)
+    failed_at = {root.attempt: root.seconds for root in roots}
+
+    def order(line: Line) -> tuple[float, bool]:
+        """A restart follows the failure that it is for, though another host's clock says before."""
+        is_restart = line.event == "restart"
+        earliest = failed_at.get(line.attempt, 0.0) if is_restart else 0.0
+        return max(line.seconds, earliest), is_restart
+
+    everyone = {
+        "hosts": len({line.host for line in lines}),
+        "ranks": len({line.rank for line in lines} - {None}),
+    }
     same: dict[tuple[object, ...], list[Line]] = {}
-    for line in lines:
+    for line in sorted(lines, key=order):
         if line.event in _LISTED and (line.event != "ended" or line.rank is None):
             same.setdefault((line.event, line.attempt, line.cause), []).append(line)
     events: list[Event] = []
@@ -348,11 +360,14 @@ def _events(
             if line.event in MARKS and (line.event != "failed" or line in roots):
                 marks[line.host, line.rank].append(Mark(line.seconds, len(events)))
         name = first.host.replace("/", "_")
-        where, files = first.host, [f"{name}/stderr.log"]
+        where, files, which = first.host, [f"{name}/stderr.log"], "hosts"
         if first.rank is not None:
-            where += f", rank {first.rank}"
+            where, which = f"{where}, rank {first.rank}", "ranks"
             files.insert(0, f"{name}/attempt-{first.attempt}/rank-{first.rank}.log")
-        where += f" and {len(others)} more" if others else ""
+        if others and len(others) + 1 == everyone[which]:
+            where = f"all {which}"
+        elif others:
+            where += f" and {len(others)} more"
         shown = first._replace(cause="") if first.event == "ended" else first  # the head has it
         events.append(
             Event(

@@ -350,7 +350,7 @@ def _add_events(section: Element, found: Timeline) -> None:
         _add(entry, "time", f"{found.clock(event.at)} ")
         if event.kind in _SHAPES:
             _add_icon(entry, event)
-        where = "" if event.words.startswith(event.where) else event.where
+        where = "" if event.where in event.words else event.where
         said = ": ".join(filter(None, [where, event.words]))
         _add(entry, "b", event.kind).tail = f" {said}"
         if event.text and event.kind == "failed" and not event.is_root:

@@ -56,8 +56,8 @@ def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
     assert marks(found, found.hosts[3]) == ["restart", "stop"]
     assert [(event.kind, event.where) for event in found.events] == [
         ("stalled", "algo-5, rank 37"), ("continued", "algo-1"), ("failed", "algo-12, rank 93"),
-        ("restart", "algo-1 and 15 more"), ("stop", "algo-1 and 15 more"),
-        ("saved", "algo-1, rank 0 and 127 more"), ("ended", "algo-1 and 15 more"),
+        ("restart", "all hosts"), ("stop", "all hosts"), ("saved", "all ranks"),
+        ("ended", "all hosts"),
     ]  # fmt: skip
     assert kinds(lane_of(found, 127))[0] == ("unknown", 0, 3.75)  # algo-16 began last
     assert lane_of(found, 0).bars[-2].words == "saved; SIGTERM (signal 15)"
@@ -93,6 +93,19 @@ def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it(
     assert failed[1].text == "Traceback\n  File x" and failed[1].files[0] == (
         "algo-1/attempt-1/rank-2.log"
     )
+
+
+def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earlier():
+    """Hosts are aligned but for the network's delay."""
+    cause = "algo-2, rank 1 (local rank 0) failed with ValueError: x"
+    one = line(0, "began", job="x") + line(1, "attempt") + line(7.99, "restart", cause=cause)
+    two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
+    two += line(8, "failed", "algo-2", rank=1, cause=cause, exit_code=1)
+    two += line(8.01, "restart", "algo-2", cause=cause)
+    found = drawn_of(algo_1=one, algo_2=two)
+    assert [(event.kind, event.where) for event in found.events] == [
+        ("failed", "algo-2, rank 1"), ("restart", "all hosts"),
+    ]  # fmt: skip
 
 
 def test_nothing_is_known_of_a_host_from_when_it_was_lost():
