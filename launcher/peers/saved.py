@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from launcher.peers.messages import Cleared
 from launcher.result.causes import SUCCESS, Result
-from launcher.text.words import plural, signal_name
+from launcher.text.words import all_ranks, plural, signal_name
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 NOTHING = (
@@ -27,7 +27,7 @@ def lines(result: Result, hosts: Collection[Cleared]) -> list[str]:
     ranks = sum(host.handled for host in hosts)
     if ranks and all(host.handled >= 0 for host in hosts):
         seconds = math.ceil(max(host.seconds for host in hosts))
-        who = f"all {ranks} ranks" if ranks > 1 else "the rank"
+        who = all_ranks(ranks) if ranks > 1 else "the rank"
         name = signal_name(result.stop_signal).partition(" ")[0]
         exits = f"{who} exited by themselves within {seconds} s of {name}"
         exits = exits if ranks > 1 else exits.replace("themselves", "itself")

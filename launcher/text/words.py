@@ -82,6 +82,11 @@ def plural(count: object, word: str, ending: str = "s") -> str:
     return f"{count} {word}" if str(count) == "1" else f"{count} {word}{ending}"
 
 
+def all_ranks(count: int) -> str:
+    """Return how messages name all of several ranks."""
+    return "both ranks" if count == 2 else f"all {count} ranks"
+
+
 def flag(name: str) -> str:
     """Return the spelling of a field's option: `rdzv_port` gives `--launcher-rdzv-port`."""
     return PREFIX + name.replace("_", "-")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.text.words import join_and_count, lasted, named_rank, plural, printable
+from launcher.text.words import all_ranks, join_and_count, lasted, named_rank, plural, printable
 from launcher.watch.progress import Group
 from launcher.watch.waits import Stall
 
@@ -97,9 +97,9 @@ def _incomplete(stall: Stall) -> str:
     what = f"{_collective(group)}, which has not completed"
     if group.is_counted:
         some = "" if waiting == size else f" on {waiting} of them"
-        return f"all {size} ranks have begun {what}{some}"
+        return f"{all_ranks(size)} have begun {what}{some}"
     if waiting == size:
-        who = f"all {size} ranks are"
+        who = f"{all_ranks(size)} are"
     else:
         who = f"{plural(waiting, 'rank')} of {size} {'is' if waiting == 1 else 'are'}"
     return different_calls(stall) or f"{who} in {what}"

@@ -38,6 +38,7 @@ ARGUMENTS = {
     "with_trainer": ["FOLDER"],
     "with_trainer_deepspeed": ["FOLDER"],
     "with_accelerate": ["FOLDER"],
+    "with_accelerate_deepspeed": ["FOLDER"],
     "with_deepspeed": ["FOLDER"],
     "with_hydra": ["lr=0.5", "model.layers=[1,2]", "+new=a b", "hydra.run.dir=FOLDER"],
     "with_fire": ["one", "two", "--lr=1e-3", "--layers", "[1,2]", "--log=x", "--deep"],
@@ -186,6 +187,7 @@ SAVED = {
     "with_trainer": ("FOLDER", "checkpoint-3/model.safetensors"),
     "with_trainer_deepspeed": ("FOLDER", "checkpoint-3/latest"),
     "with_accelerate": ("FOLDER", "model.safetensors"),
+    "with_accelerate_deepspeed": ("FOLDER", "pytorch_model/mp_rank_00_model_states.pt"),
     "with_deepspeed": ("FOLDER", "latest"),
     "with_hydra": ("hydra.run.dir=FOLDER", "saved-0"),
 }
@@ -205,7 +207,9 @@ def test_a_stop_saves_where_that_is_set(name, run, ours, folder):
     assert host.wait(120) == ended_by(signal.SIGTERM), host.log()
     assert (folder / SAVED[name][1]).exists(), host.log()
     assert "killed by signal" not in host.err
-    assert host.failure is None and host.leftovers() == []
+    # torch kills a loader's process that does not end within 5 s; its folder for sockets stays.
+    left = [name for name in host.leftovers() if not name.startswith("pymp-")]
+    assert host.failure is None and left == []
 
 
 @pytest.mark.parametrize("name", [*SAVED, "with_lightning"])

@@ -23,16 +23,17 @@ class Progress:
         self.epochs = state["epochs"]
 
 
-def main():
+def main(*, cpu=True, **more):
     folder, *event = sys.argv[1:]
     heard = []
     if event != ["unset"]:
         signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     set_seed(7)
     accelerator = Accelerator(
-        cpu=True,
+        cpu=cpu,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=2),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        **more,
     )
     loader = torch.utils.data.DataLoader(points(), batch_size=8, shuffle=True, num_workers=2)
     model = network()
@@ -71,7 +72,7 @@ def main():
         kind=str(accelerator.distributed_type),
         precision=accelerator.mixed_precision,
         accumulated=accelerator.gradient_accumulation_steps,
-        bucket_view=model.gradient_as_bucket_view,
+        bucket_view=getattr(model, "gradient_as_bucket_view", None),
         resumed=resumed,
         steps=steps,
         losses=accelerator.gather(loss.detach().reshape(1)).tolist(),
