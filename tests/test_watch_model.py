@@ -178,7 +178,7 @@ class Job:
         return [rank for rank in self.ranks if rank.open and rank is not self.victim]
 
 
-NAMES = re.compile(" (?:absent|not begun|does not answer|has ended)")
+NAMES = re.compile(" (?:absent|not begun|takes? no part)")
 
 
 def broken(seed, fault):

@@ -98,7 +98,6 @@ class Supervisor(Stepping):
         self._torchrun: Torchrun | None = None
         self._warm: Helper | None = None
         self._store: Helper | None = None
-        self._logged = {""}  # why the watch cannot see ranks
         self._error: Exception | None = None  # the launcher's own
         # Below another launcher, whose files these would be, nothing is written.
         self._log_dir = "" if environ.get(JOB_MARK) else job.options.log_dir
@@ -407,11 +406,6 @@ class Supervisor(Stepping):
         if request:
             self._keepers.ask(request)
         self._report_ranks(now)
-        error = self._keepers.watch.error
-        is_to_say = self.state.job.options.verbose or self.state.job.options.hang_timeout < math.inf
-        if is_to_say and error not in self._logged:
-            self._logged.add(error)
-            self._system.log(error)
 
     def _request_stacks(self, wanted: CollectStacks) -> None:
         """Ask all ranks where they are."""

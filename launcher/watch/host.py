@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.text import wire
-from launcher.text.words import printable
 from launcher.watch import stacks
 from launcher.watch.progress import ENDED, ENDS, MOST_GROUPS, Group, NoProgressReport, StalledRank
 
@@ -30,8 +29,6 @@ _WHY_SILENT = {
     "D": "it is blocked in the kernel",
     "T": "it is suspended (SIGSTOP)",
     "t": "it is stopped in a debugger",
-    "Z": "it has ended",
-    "": "it has ended",
 }
 _HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
 
@@ -96,7 +93,6 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
         self._reported: Any = ((), 0)  # last, without times
-        self.error = ""  # why a rank cannot report its progress, "" if all can
         # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
         self._wanted: list[int] = []
         self._may_signal, self._signal_at = False, math.inf
@@ -131,8 +127,6 @@ class Watch:
             return  # it is too late
         rank.replied_at, rank.poll = now, self._polls
         rank.signal = int(fields.get("signal", rank.signal))
-        if why := printable(str(fields.get("error", ""))):
-            self.error = self.error or f"the progress of rank {rank.known.rank} is unknown: {why}."
         rank.threads, rank.written = stacks.threads_of(fields.get("threads", ())), []
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place

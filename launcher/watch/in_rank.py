@@ -35,9 +35,11 @@ import threading
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Mapping, Sequence
 from io import FileIO
+from itertools import islice
 from json import loads
 from os import listdir
 from time import monotonic, sleep
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -48,8 +50,8 @@ _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's pat
 _END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
 _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
-_GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-_ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # of init_process_group
+# Arguments of init_process_group that take the place of variables of the rank's start.
+_ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}
 _ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
 # Modules through which ranks may exchange data, or whose child may do their work.
 _OTHER_WAYS = {"mpi4py.MPI", "horovod.torch"}
@@ -91,7 +93,7 @@ class Replier:
         self._since = 0.0  # when they changed
         self._signal = 0
         self._busy = allocate_lock()
-        self._given = {name: os.environ.get(name, "") for name in _GIVEN}
+        self._given = {name: os.environ.get(name, "") for name in (*_ARGUMENTS, "GROUP_RANK")}
         self._has_others = self._given["WORLD_SIZE"] not in ("", "1")  # ranks
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -104,9 +106,8 @@ class Replier:
 
     def forked(self) -> None:
         """Note that the script has forked a process that may do its work, not load its data."""
-        frames = _outward(sys._getframe())
-        if not any(frame.f_code.co_filename.endswith(_LOADER) for frame in frames):
-            self._has_forked = True
+        files = [frame.f_code.co_filename for frame, _ in walk_stack(sys._getframe())]
+        self._has_forked |= not any(file.endswith(_LOADER) for file in files)
 
     def _note_collectives(self) -> None:
         """Note whether a collective has begun, as the script may destroy its groups later."""
@@ -117,32 +118,29 @@ class Replier:
     def is_alone(self) -> bool:
         """Tell whether this rank has worked alone in a job of several, as far as can be known."""
         with contextlib.suppress(Exception):  # an unknown version of torch
-            return self._has_others and self._is_alone()
+            module = sys.modules[_MODULE]  # else we do not know what did its work
+            self._note_collectives()
+            had_group = getattr(module, "_default_pg_init_method", None) is not None
+            is_recorded = _RECORDER in os.environ and bool(recorded("fr"))
+            loads_data = "multiprocessing.popen_fork" in sys.modules
+            may_have_others = (
+                self._has_exchanged,
+                self._has_forked,
+                had_group and not (module._world.pg_map or is_recorded),
+                getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0),
+                not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS,
+                not _OTHER_WAYS.isdisjoint(sys.modules),
+            )
+            return self._has_others and not any(may_have_others)
         return False
-
-    def _is_alone(self) -> bool:
-        module = sys.modules[_MODULE]  # else we do not know what did its work
-        self._note_collectives()
-        had_group = getattr(module, "_default_pg_init_method", None) is not None
-        is_recorded = _RECORDER in os.environ and bool(recorded("fr"))
-        loads_data = "multiprocessing.popen_fork" in sys.modules
-        may_have_others = (
-            self._has_exchanged,
-            self._has_forked,
-            had_group and not (module._world.pg_map or is_recorded),
-            getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0),
-            not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS,
-            not _OTHER_WAYS.isdisjoint(sys.modules),
-        )
-        return not any(may_have_others)
 
     def failed(self, error: BaseException) -> dict[str, Any]:
         """Return the report of a rank that fails: its groups, and a note."""
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             if _MODULE in sys.modules:
-                raised = _chain(error.__traceback__, "tb_next")
-                making, note = self._meeting([one.tb_frame for one in raised[::-1]])
+                raised = [frame for frame, _ in walk_tb(error.__traceback__)]
+                making, note = self._meeting(raised[::-1])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
                 found["groups"] = [*making, *groups_now(has_failed=not making)][:_MOST_GROUPS]
@@ -203,8 +201,8 @@ class Replier:
             # A handler of the script may have replaced faulthandler's.
             if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
                 found["signal"] = 0
-        except Exception as error:  # an unknown version of torch
-            found = {"error": f"{type(error).__name__}: {error}"}
+        except Exception:  # an unknown version of torch
+            found = {}
         if wants_all or "unchanged" in found:
             with contextlib.suppress(Exception):
                 found.update(self._threads())
@@ -233,16 +231,17 @@ class Replier:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         if world is None:  # it has not imported torch.distributed
             return {"groups": []}
-        making, note = self._meeting(_outward(current_frames().get(self._main)))
-        recorder, counts = recorded("fr"), [_sequence(group) for group in dict(world.pg_names)]
-        numbers = recorder.get("pg_status"), status(world), counts, making
-        found: dict[str, Any] = {"error": why} if (why := unknown(world, recorder)) else {}
+        main = current_frames().get(self._main, sys._getframe())  # it may have ended
+        frames = [frame for frame, _ in walk_stack(main)]
+        making, note = self._meeting(frames)
+        counts = [_sequence(group) for group in dict(world.pg_names)]
+        numbers = recorded("fr").get("pg_status"), status(world), counts, making
         if numbers != self._numbers:
             self._numbers, self._since = numbers, monotonic()
             self._note_collectives()
             if not wants_all:
-                return found
-        found["groups"] = [*making, *groups_now()][:_MOST_GROUPS]
+                return {}
+        found: dict[str, Any] = {"groups": [*making, *groups_now()][:_MOST_GROUPS]}
         if self._has_others and not (self._has_exchanged or self._has_returned):
             found["note"] = note
         return found
@@ -300,36 +299,22 @@ def _is_torch_at_work() -> bool:
     return False
 
 
-def _chain(first: Any, following: str) -> list[Any]:
-    """Return an object, and those that its attribute leads to."""
-    found = []
-    while first is not None:
-        found.append(first)
-        first = getattr(first, following)
-    return found
-
-
-def _outward(frame: Any) -> list[Any]:
-    """Return a frame and its callers, the innermost first."""
-    return _chain(frame, "f_back")
-
-
 def elsewhere(given: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
     """Return how a rank's rendezvous differs from this job's, "" if it does not.
 
     `given` are the variables of the rank's start, `arguments` those of init_process_group.
     """
     url = str(arguments.get("init_method") or "")  # "": it was given a store
-    used = {name: os.environ.get(name, "") for name in _ARGUMENTS}
+    numbers = {name: arguments.get(_ARGUMENTS[name], -1) for name in ("RANK", "WORLD_SIZE")}
+    passed = {name: str(number) for name, number in numbers.items() if number != -1}
     if url.startswith("tcp://"):
         address = url[6:].partition("?")[0].partition("/")[0]
-        used["MASTER_ADDR"], _, used["MASTER_PORT"] = address.rpartition(":")
+        passed["MASTER_ADDR"], _, passed["MASTER_PORT"] = address.rpartition(":")
     elif not url.startswith("env://"):
         return ""
-    for name in ("RANK", "WORLD_SIZE"):
-        number = arguments.get(_ARGUMENTS[name], -1)
-        used[name] = used[name] if number == -1 else str(number)
+    used = {name: passed.get(name, os.environ.get(name, "")) for name in _ARGUMENTS}
     meets = "waits at {MASTER_ADDR}:{MASTER_PORT}".format_map(used)
+    meets += ", but this job's ranks meet at {MASTER_ADDR}:{MASTER_PORT}".format_map(given)
     if used["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
         if given["GROUP_RANK"] in ("", "0"):  # on the first host localhost is the same
             used["MASTER_ADDR"] = given["MASTER_ADDR"]
@@ -337,31 +322,13 @@ def elsewhere(given: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
     if not other:
         return ""
     name = other[-1]
-    how = f"sets {name}" if os.environ.get(name) == used[name] else f"passes {_ARGUMENTS[name]}"
-    if name.startswith("MASTER"):
-        meets += ", but this job's ranks meet at {MASTER_ADDR}:{MASTER_PORT}".format_map(given)
-    elif name == "WORLD_SIZE":
-        meets = f"waits until there are {used[name]} ranks, but this job has {given[name]}"
-    else:
-        meets = f"joins as rank {used[name]}"
+    if not name.startswith("MASTER"):
+        meets = f"waits with {name}={used[name]}, but was given {given[name]}"
+    how = f"passes {_ARGUMENTS[name]}" if name in passed else f"sets {name}"
     return f"rank {given['RANK']} {meets}: the script {how}"
 
 
 # What torch knows of its groups.
-
-
-def unknown(world: Any, recorder: Mapping[str, Any]) -> str:
-    """Return why there are groups that cannot be watched, "" if there are none."""
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        return "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"
-    for group in dict(world.pg_names):
-        backends = world.pg_backend_config.get(group, "")
-        # The recorder has no status while nothing has begun, or if its size is 0.
-        is_on = bool(recorder) and bool(recorder.get("pg_status") or not _sequence(group))
-        if not (_is_counted(backends) or (is_on and "gloo" in _kinds(backends))):
-            version = sys.modules["torch"].__version__
-            return f"torch {version} keeps no record of groups with {backends}"
-    return ""
 
 
 def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
@@ -497,9 +464,10 @@ def ranges(ranks: Sequence[int]) -> str:
 
 def written(frame: Any) -> list[str]:
     """Return the calls that led to a frame as faulthandler writes them, the innermost first."""
+    calls = [(call.f_code, line) for call, line in islice(walk_stack(frame), _MOST_CALLS)]
     return [
         f'  File "{code.co_filename[-_LONGEST:]}", line {line or 0} in {code.co_name[:_LONGEST]}'
-        for code, line in [(one.f_code, one.f_lineno) for one in _outward(frame)[:_MOST_CALLS]]
+        for code, line in calls
     ]
 
 

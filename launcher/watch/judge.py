@@ -18,13 +18,18 @@ from launcher.result.causes import Failure, of_hang
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import sentences, stacks, waits
-from launcher.watch.progress import AllStacks, CollectStacks, Command, NoProgressReport
-from launcher.watch.waits import Reported, Stall
+from launcher.watch.progress import (
+    AllStacks,
+    CollectStacks,
+    Command,
+    NoProgressReport,
+    StalledRank,
+)
+from launcher.watch.waits import Stall
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
 _PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
 _REPORT_SECONDS = 3.0  # after a poll, until its replies are known here
-_MOST_LINES = 5  # at once
 # torch's words for a collective that did not complete within the group's own timeout.
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
 
@@ -47,7 +52,7 @@ class Stalls(NamedTuple):
     """
 
     options: Options = Options()
-    reports: Mapping[str, tuple[Reported, ...]] = {}  # by host
+    reports: Mapping[str, tuple[StalledRank, ...]] = {}  # by host
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
     # Hosts with a rank that is still working.
@@ -55,10 +60,6 @@ class Stalls(NamedTuple):
     hang: Failure | None = None
     alone: Mapping[str, int] = {}  # how many ranks of a host have succeeded, if each worked alone
     gathering: Gathering = Gathering()
-
-    def over_at(self, since: float) -> float:
-        """When a stall from then on has surely lasted for the time-out: after two polls."""
-        return since + self.options.hang_timeout + 2 * self.options.watch + _REPORT_SECONDS
 
 
 Step = tuple[Stalls, tuple[Union[Log, Note, Command], ...]]
@@ -83,9 +84,9 @@ def reported(
     gathering = state.gathering
     is_reply = bool(report.number) and report.number == gathering.number
     if is_running or is_reply:
-        ranks = tuple(Reported(host, one, now - one.unchanged) for one in report.ranks)
+        ranks = [rank._replace(host=host, since=now - rank.unchanged) for rank in report.ranks]
         state = state._replace(
-            reports={**state.reports, host: ranks},
+            reports={**state.reports, host: tuple(ranks)},
             analyse_at=min(state.analyse_at, now + _SETTLE_SECONDS),
             busy=state.busy | {host} if report.others else state.busy - {host},
         )
@@ -151,28 +152,22 @@ def due(state: Stalls, *, is_running: bool = True) -> float:
     """Return when `time_is_up` has something to do; infinite: never, while all make progress."""
     if state.hang or not is_running:
         return state.gathering.deadline
-    stalls = [_due(stall, state) for stall in state.stalls]
-    return min((state.gathering.deadline, state.analyse_at, *stalls))
+    times = [state.gathering.deadline, state.analyse_at]
+    for stall in state.stalls:
+        times += [_fails_at(stall, state), stall.progress_at + _PROGRESS_SECONDS]
+        times += [stall.notice_at] if stall.lasts else []
+    return min(times)
 
 
-def _due(stall: Stall, state: Stalls) -> float:
-    if stall.progress_at < math.inf:
-        return stall.progress_at + _PROGRESS_SECONDS
-    return min(stall.notice_at, _over_at(stall, state)) if stall.is_sure else math.inf
-
-
-def _over_at(stall: Stall, state: Stalls) -> float:
+def _fails_at(stall: Stall, state: Stalls) -> float:
     """Return when a stall fails the attempt; infinite: never."""
-    if not stall.is_sure or stall.progress_at < math.inf:
-        return math.inf
-    if stall.ends_job:
-        return state.over_at(stall.since)
-    if not stall.runs_on or state.busy:
-        return math.inf
-    # Ranks run on after their scripts, and no rank is working.
-    reports = [one for host in state.reports.values() for one in host]
-    idle = [one.since for one in reports if one.state.runs_on or one.state.waits]
-    return state.over_at(max(idle, default=math.inf))
+    since = stall.since if stall.ends_job else math.inf
+    if stall.runs_on and not state.busy:  # and no rank is working
+        idle = [rank for rank in _ranks(state).values() if rank.runs_on or rank.waits]
+        since = max((rank.since for rank in idle), default=math.inf)
+    # Two polls would have shown progress.
+    patience = state.options.hang_timeout + 2 * state.options.watch + _REPORT_SECONDS
+    return since + patience if stall.lasts else math.inf
 
 
 def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
@@ -184,38 +179,33 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
         return _shown(state, hosts)
     if now >= state.analyse_at:
         state = _analysed(state, now)
-    stalls, lines, notes, is_new = list[Stall](), list[str](), list[Note](), False
+    stalls, actions = list[Stall](), list[Any]()
     for stall in state.stalls:
         if stall.progress_at + _PROGRESS_SECONDS <= now:
-            lines.append(sentences.progress(stall))
-            others = [one.waiting for one in state.stalls if one.logged and one is not stall]
-            moving = tuple(sorted(stall.waiting.difference(*others)))
-            notes.append(Note("continued", ranks=moving, since=stall.progress_at))
+            moving = Note("continued", ranks=stall.waiting, since=stall.progress_at)
+            actions += [Log(sentences.progress(stall)), moving]
             continue
-        if stall.is_sure and stall.notice_at <= now < stall.progress_at:
-            lines.append(sentences.line(stall, now, stall.logged))
-            is_new = is_new or (stall.ends_job and not stall.logged)
-            reason = sentences.reason(stall, now)
+        if stall.lasts and stall.notice_at <= now:
+            reason, cause = sentences.reason(stall, now), sentences.line(stall, now)
+            actions.append(Log(sentences.line(stall, now, stall.logged)))
             if stall.waits and reason != stall.logged:
-                cause, waiting = sentences.line(stall, now), tuple(sorted(stall.waiting))
-                note = Note("stalled", cause=cause, ranks=waiting, since=stall.since)
-                notes.append(_at_root(note, stall))
+                note = Note("stalled", cause=cause, ranks=stall.waiting, since=stall.since)
+                actions.append(_at_root(note, stall))
+            if stall.ends_job and not stall.logged:
+                # For the log, ranks get a signal only if this stall ends the job anyway.
+                may_signal = state.options.hang_timeout < math.inf
+                state, more = _collect(state, now, may_signal=may_signal, is_for_log=True)
+                actions += more
             notice_at = stall.since + 2 * max(state.options.hang_notify, now - stall.since)
             stall = stall._replace(notice_at=notice_at, logged=reason)
         stalls.append(stall)
-        if now >= _over_at(stall, state) and not state.hang:
+        if now >= _fails_at(stall, state) and not state.hang:
             # A rank whose script has ended may be making its last save.
-            may_restart = not any(stall.ranks[rank].state.runs_on for rank in stall.root)
+            may_restart = not any(stall.ranks[rank].runs_on for rank in stall.root)
             hang = of_hang(sentences.line(stall, now), may_restart=may_restart)
-            notes.append(_at_root(hang.note, stall))
+            actions.append(_at_root(hang.note, stall))
             state = state._replace(hang=hang)
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more like these."]
-    state, actions = state._replace(stalls=tuple(stalls)), tuple[Any, ...]()
-    if is_new:  # for the log, ranks get a signal only if this stall ends the job anyway
-        may_signal = state.options.hang_timeout < math.inf
-        state, actions = _collect(state, now, may_signal=may_signal, is_for_log=True)
-    return state, (*map(Log, lines), *notes, *actions)
+    return state._replace(stalls=tuple(stalls)), tuple(actions)
 
 
 def _at_root(note: Note, stall: Stall) -> Note:
@@ -223,7 +213,7 @@ def _at_root(note: Note, stall: Stall) -> Note:
     if len(stall.root) != 1:
         return note
     root = stall.ranks[stall.root[0]]
-    return note._replace(rank=root.state.rank, host=root.host)
+    return note._replace(rank=root.rank, host=root.host)
 
 
 def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
@@ -232,9 +222,7 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
     If the text shows a time-out of torch's, that wait may not have been logged yet.
     """
     is_timeout = bool(_TIMED_OUT.search(text))
-    if is_timeout and state.analyse_at < math.inf:
-        state = _analysed(state, now)
-    for stall in state.stalls:
+    for stall in (_analysed(state, now) if is_timeout else state).stalls:
         if not stall.is_sure or rank not in stall.waiting:
             continue
         if stall.root and now >= stall.since + state.options.hang_notify:
@@ -249,34 +237,22 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
 
 def _analysed(state: Stalls, now: float) -> Stalls:
     """Analyse again who waits for whom, and which tracked stalls continue."""
-    reports = {one.state.rank: one for host in state.reports.values() for one in host}
-    found = [
-        stall
-        for stall in waits.stalls_in(reports)
-        if state.options.notes or stall.ends_job or stall.runs_on
-    ]
-    stalls = [_followed(stall, state) for stall in found]
+    ranks, options, stalls = _ranks(state), state.options, list[Stall]()
+    found = [one for one in waits.stalls_in(ranks) if options.notes or one.ends_job or one.runs_on]
+    for stall in found:
+        notice_at, logged = stall.since + min(options.hang_notify, options.hang_timeout), ""
+        for earlier in filter(stall.continues, state.stalls):
+            notice_at, logged = earlier.notice_at, earlier.logged
+        stalls.append(stall._replace(notice_at=notice_at, logged=logged))
     for stall in state.stalls:
-        is_over = not any(_continues(later, stall) for later in found)
-        if is_over and stall.logged and stall.waits:
+        if stall.logged and stall.waits and not any(one.continues(stall) for one in found):
             # It is no reason for what follows if those have moved that others waited for.
-            may_wait = not any(stall.has_progress(rank, reports) for rank in stall.root)
-            stall = stall._replace(progress_at=min(stall.progress_at, now))
-            stalls.append(stall._replace(is_sure=stall.is_sure and may_wait))
+            may_wait = not any(stall.has_progress(rank, ranks) for rank in stall.root)
+            is_sure, progress_at = stall.is_sure and may_wait, min(stall.progress_at, now)
+            stalls.append(stall._replace(is_sure=is_sure, progress_at=progress_at))
     return state._replace(stalls=tuple(stalls), analyse_at=math.inf)
 
 
-def _continues(stall: Stall, earlier: Stall) -> bool:
-    """Tell whether a stall is one that is tracked, without progress in between."""
-    is_before = stall.since + _REPORT_SECONDS < earlier.progress_at
-    return is_before and stall.continues(earlier)
-
-
-def _followed(stall: Stall, state: Stalls) -> Stall:
-    """Return a stall with what is logged of it; it may continue several earlier ones."""
-    earlier = [one for one in state.stalls if _continues(stall, one)]
-    since = min((stall.since, *(one.since for one in earlier)))
-    patience = min(state.options.hang_notify, state.options.hang_timeout)
-    notice_at = min((one.notice_at for one in earlier), default=since + patience)
-    logged = next((one.logged for one in earlier if one.logged), "")
-    return stall._replace(since=since, notice_at=notice_at, logged=logged)
+def _ranks(state: Stalls) -> Mapping[int, StalledRank]:
+    """Return all ranks without progress, by number."""
+    return {rank.rank: rank for of_host in state.reports.values() for rank in of_host}

@@ -60,7 +60,8 @@ class StalledRank(NamedTuple):
     keeps its process alive. `trouble` is why it begins nothing any more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
     moved from its place, before its first collective. `note` explains why others will not come to
-    where it waits. It may be in other groups if it `has_more`.
+    where it waits. It may be in other groups if it `has_more`. The coordinator adds its `host`, and
+    the time, on its own clock, `since` which it has made no progress.
     """
 
     rank: int
@@ -73,6 +74,8 @@ class StalledRank(NamedTuple):
     is_still: bool = False
     note: str = ""
     has_more: bool = False
+    host: str = ""
+    since: float = 0.0
 
     @property
     def waits(self) -> bool:

@@ -49,14 +49,14 @@ def reason(stall: Stall, now: float) -> str:
         why = _circle(stall)
     else:
         why = (_absent if stall.root else _incomplete)(stall)
-    notes = [one.state.note for _, one in sorted(stall.ranks.items()) if one.state.note]
+    notes = [rank.note for _, rank in sorted(stall.ranks.items()) if rank.note]
     return printable("; ".join([why, *notes[:1]]))
 
 
 def _idle(stall: Stall, now: float) -> str:
     """Return where ranks are that run on after their scripts, or stand still."""
     first = stall.ranks[stall.root[0]]
-    number, place, more = first.state.rank, first.state.place, len(stall.root) - 1
+    number, place, more = first.rank, first.place, len(stall.root) - 1
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
     if stall.runs_on:
         has_ended = f"rank {number}'s script has ended, but its process is still running"
@@ -68,41 +68,34 @@ def _idle(stall: Stall, now: float) -> str:
 
 def _absent(stall: Stall) -> str:
     wait, root = stall.waits[0], [stall.ranks[rank] for rank in stall.root]
-    first, is_alone = root[0].state, len(root) == 1
-    some = [
-        named_rank(one.host, one.state.rank, one.state.local_rank) for one in root[:_MOST_NAMED]
-    ]
-    named = join_and_count(some, len(root) - len(some))
-    if wait.group.is_counted and first.trouble:
-        others = "" if is_alone else f"no longer take part: rank {first.rank} "
-        last = f"no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
-        return f"{named} {others}{first.trouble}; {last}"
+    first, is_alone = root[0], len(root) == 1
+    some = [named_rank(one.host, one.rank, one.local_rank) for one in root[:_MOST_NAMED]]
     count, have = len(wait.waiting), "has" if is_alone else "have"
-    if wait.group.is_counted:
-        how = f"{have} not begun"
-        others = f"which {plural(count, 'rank')} {'has' if count == 1 else 'have'}"
+    others = f"where {plural(count, 'other')} {'is' if count == 1 else 'are'} waiting"
+    if wait.group.is_making:
+        how = f"{have} not joined {_collective(wait.group)}"
+    elif not wait.group.is_counted:
+        how = f"{'is' if is_alone else 'are'} absent from {_collective(wait.group)}"
+    elif first.trouble:  # it may have begun as much as the others
+        how = "takes no part any more" if is_alone else "take no part any more"
+        others = (
+            f"and no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
+        )
     else:
-        how = f"{'is' if is_alone else 'are'} absent from"
-        if wait.group.is_making:
-            how = f"{have} not joined"
-        others = f"where {plural(count, 'other')} {'is' if count == 1 else 'are'} waiting"
+        how = f"{have} not begun {_collective(wait.group)}"
+        others = f"which {plural(count, 'rank')} {'has' if count == 1 else 'have'}"
     state = first.trouble or (first.place and not first.runs_on and f"is in {first.place}")
     at = f"; rank {first.rank} {state}" if state else ""
-    return f"{named} {how} {_collective(wait.group)}, {others}{at}"
+    return f"{join_and_count(some, len(root) - len(some))} {how}, {others}{at}"
 
 
 def _incomplete(stall: Stall) -> str:
     wait = stall.waits[0]
-    group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
-    what = f"{_collective(group)}, which has not completed"
-    if group.is_counted:
-        some = "" if waiting == size else f" on {waiting} of them"
-        return f"{all_ranks(size)} have begun {what}{some}"
-    if waiting == size:
-        who = f"{all_ranks(size)} are"
-    else:
-        who = f"{plural(waiting, 'rank')} of {size} {'is' if waiting == 1 else 'are'}"
-    return different_calls(stall) or f"{who} in {what}"
+    count, size = len(wait.waiting), len(wait.group.members)
+    some = f"{plural(count, 'rank')} {'is' if count == 1 else 'are'}"
+    who = f"{all_ranks(size)} are" if count == size else some
+    incomplete = f"{who} in {_collective(wait.group)}, which has not completed"
+    return different_calls(stall) or incomplete
 
 
 def different_calls(stall: Stall) -> str:
@@ -112,7 +105,7 @@ def different_calls(stall: Stall) -> str:
     """
     wait, calls, numbers = stall.waits[0], dict[str, list[int]](), set[int]()
     for rank in wait.waiting:
-        for view in stall.ranks[rank].state.groups:
+        for view in stall.ranks[rank].groups:
             if view.key == wait.group.key and view.waits and not view.is_counted:
                 size = f" ({view.size})" if view.size and view.op in _SAME_SIZE else ""
                 calls.setdefault(f"{view.op} #{view.waits}{size}", []).append(rank)
@@ -144,12 +137,7 @@ def _collective(group: Group) -> str:
 def _name(group: Group) -> str:
     if group.name == "default_pg":
         return "the default group"
-    ranks = _short(group.ranks)
-    if group.name:
-        return f"group {group.name} (ranks {ranks})"
-    if group.order:
-        return f"group {group.order + 1} of ranks {ranks}"
-    return f"the group of ranks {ranks}"
+    return f"group {group.name or group.order + 1} of ranks {_short(group.ranks)}"
 
 
 def _short(ranks: str) -> str:

@@ -164,7 +164,9 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
         by_text.setdefault(printable(text, keep="\n"), []).append(rank)
     lines, omitted = list[str](), 0
     for text, ranks in sorted(by_text.items(), key=lambda one: (len(one[1]), -one[1][0])):
-        block = [_title(ranks), *text.splitlines()]
+        numbers = listed([str(rank) for rank in ranks])
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({numbers})"
+        block = [f"{who}:", *text.splitlines()]
         is_full = len(lines) + len(block) > _MOST_LINES
         if omitted or is_full or len(json.dumps([*block, *lines])) > _MOST_BYTES:
             omitted += 1
@@ -177,16 +179,3 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
         names = listed(missing)
         lines.append(f"no answer within {GATHER_SECONDS:g} s from {names}.")
     return lines or ["no rank is running."]
-
-
-def _title(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}:"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
-    return f"{len(ranks)} ranks ({text if len(text) <= 60 else f'{text[:57]}...'}):"

@@ -23,30 +23,30 @@ from launcher.watch.progress import MOST_GROUPS, Group, Key, StalledRank
 
 _UNKNOWN = 1 << 62  # collectives
 
-
-class Reported(NamedTuple):
-    """A rank without progress since a time, as its host has reported it."""
-
-    host: str
-    state: StalledRank
-    since: float
-
-
 # The ranks without progress, by number; every other rank makes progress.
-ReportedRanks = Mapping[int, Reported]
+StalledRanks = Mapping[int, StalledRank]
 
 
 class Wait(NamedTuple):
-    """A collective in which ranks wait."""
+    """A collective in which ranks wait.
 
-    group: Group  # as one of these ranks sees it; `waits` is the collective's number
+    All `waiting` have begun it. The `absent` members have not; if there are none, it does not
+    complete. Unless it `is_sure` that a rank waits, all may have continued.
+    """
+
+    group: Group  # `waits` is the collective's number
     waiting: tuple[int, ...]
-    absent: tuple[int, ...]  # members that have not begun it
-    is_sure: bool = True  # that a rank waits
+    absent: tuple[int, ...]
+    is_sure: bool
+
+    @property
+    def members(self) -> set[int]:
+        """All ranks of its group that are known."""
+        return {*self.group.members, *self.waiting, *self.absent}
 
 
 class Stall(NamedTuple):
-    """Ranks that belong together, none with progress since a time; why they wait; what is logged.
+    """Ranks without progress since a time, why they wait, and what is logged of it.
 
     The ranks at the `root` are absent from the first of `waits`, and wait nowhere; or they wait for
     each other, each rank in the wait at the same index. Without a root, all members have begun the
@@ -55,7 +55,7 @@ class Stall(NamedTuple):
     that a rank still waits, nothing is logged and nothing is ended.
     """
 
-    ranks: ReportedRanks
+    ranks: StalledRanks
     root: tuple[int, ...]
     waits: tuple[Wait, ...]
     since: float
@@ -65,15 +65,20 @@ class Stall(NamedTuple):
     progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
 
     @property
+    def lasts(self) -> bool:
+        """Whether its ranks surely still make no progress."""
+        return self.is_sure and self.progress_at == math.inf
+
+    @property
     def ends_job(self) -> bool:
         """Whether it may end the attempt: ranks wait in a collective, not to make a group."""
-        groups = [group for one in self.ranks.values() for group in one.state.groups]
+        groups = [group for rank in self.ranks.values() for group in rank.groups]
         return bool(self.waits) and {one.is_making for one in groups if one.waits} != {True}
 
     @property
     def runs_on(self) -> bool:
         """Whether it is about ranks that run on after their scripts."""
-        return not self.waits and self.ranks[self.root[0]].state.runs_on
+        return not self.waits and self.ranks[self.root[0]].runs_on
 
     @property
     def is_circle(self) -> bool:
@@ -81,110 +86,105 @@ class Stall(NamedTuple):
         return bool(self.waits and self.root) and self.root[0] in self.waits[0].waiting
 
     @property
-    def waiting(self) -> frozenset[int]:
+    def waiting(self) -> tuple[int, ...]:
         """The ranks that wait."""
-        return frozenset(self.ranks) - (frozenset() if self.is_circle else frozenset(self.root))
+        return tuple(sorted(set(self.ranks) - (set() if self.is_circle else set(self.root))))
 
     def continues(self, earlier: Stall) -> bool:
         """Tell whether this is an earlier stall, with more facts now."""
-        both = self.ranks.keys() & earlier.ranks.keys()
-        if (bool(self.waits), self.runs_on) != (bool(earlier.waits), earlier.runs_on):
-            return False
-        return bool(both) and not any(earlier.has_progress(rank, self.ranks) for rank in both)
+        same = (bool(self.waits), self.runs_on) == (bool(earlier.waits), earlier.runs_on)
+        both = self.ranks.keys() & earlier.ranks.keys() if same else set()
+        has_progress = any(earlier.has_progress(rank, self.ranks) for rank in both)
+        return self.since < earlier.progress_at and bool(both) and not has_progress
 
-    def has_progress(self, rank: int, later: ReportedRanks) -> bool:
+    def has_progress(self, rank: int, later: StalledRanks) -> bool:
         """Tell whether one of the ranks has made progress since."""
         if rank not in later:
             return True
-        before, after = self.ranks[rank].state.groups, later[rank].state.groups
+        before, after = self.ranks[rank].groups, later[rank].groups
         return before not in ((), after)  # the groups of a silent rank may be unknown
 
 
-def stalls_in(reports: ReportedRanks) -> list[Stall]:
-    """Return all stalls; last the ranks that run on, and those that stand still elsewhere."""
-    found, named = list[Stall](), set[int]()
-    for members, waits in _connected(_waits(reports)):
-        if all(rank in reports for rank in members):
-            named |= members
-            ranks = {rank: reports[rank] for rank in members}
-            since = max(one.since for one in ranks.values())
-            is_sure = any(wait.is_sure for wait in waits)
-            found.append(Stall(ranks, *_reason(waits, reports), since, is_sure))
-    run_on = {rank: one for rank, one in reports.items() if one.state.runs_on}
-    still = {rank: one for rank, one in reports.items() if one.state.is_still and rank not in named}
+def stalls_in(ranks: StalledRanks) -> list[Stall]:
+    """Return the stall of ranks that wait, of those that run on, and of those that stand still."""
+    waits = _waits(ranks)
+    first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
+    stuck = _stuck(waits, first_wait, ranks)
+    members, found = set[int]().union(*(wait.members for wait in stuck)), list[Stall]()
+    if stuck:
+        of_stall, is_sure = {n: ranks[n] for n in members}, any(wait.is_sure for wait in stuck)
+        since = max(rank.since for rank in of_stall.values())
+        found.append(Stall(of_stall, *_reason(stuck, first_wait, ranks), since, is_sure))
+    run_on = {number: rank for number, rank in ranks.items() if rank.runs_on}
+    still = {n: rank for n, rank in ranks.items() if rank.is_still and n not in members}
     for idle in filter(None, (run_on, still)):
-        since = min(one.since for one in idle.values())
+        since = min(rank.since for rank in idle.values())
         found.append(Stall(idle, tuple(sorted(idle)), (), since))
     return found
 
 
+def _stuck(
+    waits: Sequence[Wait], first_wait: Mapping[int, Wait], ranks: StalledRanks
+) -> Sequence[Wait]:
+    """Return the waits that nobody ends who makes progress, directly or through others."""
+    stuck, before = [wait for wait in waits if ranks.keys() >= wait.members], list[Wait]()
+    while stuck != before:
+        before = stuck
+        stuck = [w for w in before if all(first_wait.get(rank, w) in before for rank in w.absent)]
+    return stuck
+
+
 def _reason(
-    waits: Sequence[Wait], reports: ReportedRanks
+    stuck: Sequence[Wait], first_wait: Mapping[int, Wait], ranks: StalledRanks
 ) -> tuple[tuple[int, ...], tuple[Wait, ...]]:
-    """Return the root of ranks that belong together, and its waits, as a Stall has them."""
-    first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
-    roots = [(wait, rank) for wait in waits for rank in wait.absent if rank not in first_wait]
+    """Return the root of ranks that wait, and its waits, as a Stall has them."""
+    absent = {rank for wait in stuck for rank in wait.absent}
+    idle = absent - first_wait.keys()
     # A silent rank may wait itself: prefer another root.
-    roots = [one for one in roots if not reports[one[1]].state.trouble] or roots
-    if roots:
-        wait = roots[0][0]
-        return tuple(rank for other, rank in roots if other is wait), (wait,)
-    for wait in waits:
-        if not wait.absent:
-            return (), (wait,)
-    waited_for = {rank for wait in waits for rank in wait.absent}
-    circle = tuple(sorted(waited_for & first_wait.keys()))
+    idle = {rank for rank in idle if not ranks[rank].trouble} or idle
+    for wait in sorted(stuck, key=lambda wait: not wait.absent):
+        root = tuple(rank for rank in wait.absent if rank in idle)
+        if root or not wait.absent:
+            return root, (wait,)
+    circle = tuple(sorted(absent))
     return circle, tuple(first_wait[rank] for rank in circle)
 
 
-def _connected(waits: Sequence[Wait]) -> list[tuple[set[int], list[Wait]]]:
-    """Return which ranks belong together, by the groups in which ranks wait, and their waits."""
-    parts: list[tuple[set[int], list[Wait]]] = []
-    for wait in waits:
-        ranks, together = {*wait.group.members, *wait.waiting, *wait.absent}, [wait]
-        for part in [part for part in parts if not ranks.isdisjoint(part[0])]:
-            parts.remove(part)
-            ranks, together = ranks | part[0], part[1] + together
-        parts.append((ranks, together))
-    return parts
-
-
-def _waits(reports: ReportedRanks) -> list[Wait]:
+def _waits(ranks: StalledRanks) -> list[Wait]:
     """Return each collective in which ranks wait, the one with the most waiting ranks first."""
     views: dict[Key, dict[int, Group]] = {}
-    for number, one in sorted(reports.items()):
-        for group in one.state.groups:
+    for number, rank in sorted(ranks.items()):
+        for group in rank.groups:
             views.setdefault(group.key, {})[number] = group
-    waits = [wait for group in views.values() for wait in _waits_in(group, reports)]
+    waits = filter(None, (_wait_in(group, ranks) for group in views.values()))
     return sorted(waits, key=lambda wait: (-len(wait.waiting), wait.group))
 
 
-def _waits_in(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
-    """Return the waits in a group, as its ranks see it."""
+def _wait_in(views: Mapping[int, Group], ranks: StalledRanks) -> Wait | None:
+    """Return who waits in a group, as its ranks see it, and for whom; None if nobody waits."""
     furthest = max(views.values(), key=lambda view: view.last)
-    members = [rank for rank in sorted({*furthest.members, *views}) if rank in reports]
-    begun = {rank: _begun(reports[rank].state, views.get(rank), furthest) for rank in members}
+    members = [rank for rank in sorted({*furthest.members, *views}) if rank in ranks]
+    begun = {rank: _begun(ranks[rank], views.get(rank), furthest) for rank in members}
     least = min(begun.values())
-    awake = {rank for rank in views if not reports[rank].state.trouble}
+    awake = {rank for rank in views if not ranks[rank].trouble}
     inside = {rank for rank, view in views.items() if view.waits}
     may_wait = inside | awake if furthest.is_counted else inside
-    ahead = tuple(rank for rank in views if begun[rank] > least and rank in may_wait)
-    behind = {rank for rank, count in begun.items() if count == least}
-    held, waits = inside & awake, list[Wait]()
-    absent = tuple(sorted(behind - held))
-    if ahead and absent:
-        number = least + 1
-        if not furthest.is_counted:  # how far a silent rank is may be unknown
-            number = max(number, min(views[rank].waits for rank in ahead))
-        # Ranks that have ended may have begun all.
-        have_ended = all(reports[rank].state.has_ended for rank in absent)
-        is_sure = not (awake & inside if have_ended else awake).isdisjoint(ahead)
-        waits.append(Wait(_in_collective(views, furthest, number), ahead, absent, is_sure))
-        held &= behind
-    if held and _UNKNOWN not in begun.values():  # all have begun it
-        number = min(views[rank].waits for rank in held)
-        waits.append(Wait(_in_collective(views, furthest, number), tuple(sorted(held)), ()))
-    return waits
+    waiting = {rank for rank in may_wait if begun[rank] > least}
+    absent = {rank for rank, count in begun.items() if count == least} - (inside & awake)
+    # Ranks that have ended may have begun all.
+    have_ended = all(ranks[rank].has_ended for rank in absent)
+    surely = awake & inside if have_ended else awake
+    if not (waiting and absent):
+        waiting, absent = inside & awake, set()
+    if not waiting or (not absent and _UNKNOWN in begun.values()):
+        return None
+    number = least + 1
+    if not (absent and furthest.is_counted):  # how far a silent rank is may be unknown
+        number = min(views[rank].waits for rank in waiting)
+    op = next((view.op for view in views.values() if view.waits == number), "")
+    group = furthest._replace(waits=number, op=op)
+    is_sure = not surely.isdisjoint(waiting)
+    return Wait(group, tuple(sorted(waiting)), tuple(sorted(absent)), is_sure)
 
 
 def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
@@ -200,11 +200,3 @@ def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
     if furthest.is_counted and rank.trouble and not rank.has_ended:
         return min(view.last, max(furthest.last - 1, 0))
     return view.last
-
-
-def _in_collective(views: Mapping[int, Group], furthest: Group, number: int) -> Group:
-    """Return a group as a rank sees it that waits in a collective, if its calls are recorded."""
-    for view in views.values():
-        if view.waits == number and not view.is_counted:
-            return view
-    return furthest._replace(waits=number, op="", size="")
