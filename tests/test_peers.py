@@ -489,6 +489,20 @@ def test_a_failure_that_says_when_it_was_is_compared_with_that_time():
     assert ended(first, 13).cause == "algo-3, rank 5 was ending with exit code 0 when rank 2 failed"
 
 
+@pytest.mark.parametrize(
+    ("alone", "notes", "is_said"),
+    [((2, 1, 1), True, True), ((2, 0, 1), True, False), ((2, 1, 1), False, False)],
+)
+def test_that_ranks_of_a_job_have_exchanged_nothing(alone, notes, is_said):
+    first = ready(notes=notes)
+    for host, count in zip(HOSTS, alone):
+        actions = first.hears(host, SUCCEEDED._replace(alone=count), 5)
+    # They may have by other ways: a store of theirs, files, sockets.
+    line = "4 ranks ran, and none exchanged anything with another in a process group."
+    logged = [one.line for one in actions if isinstance(one, Log)]
+    assert any(one.startswith(line) for one in logged) == is_said
+
+
 @pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])
 def test_a_rank_that_has_left_is_no_reason_for_other_failures(cause):
     first = ready()
@@ -536,10 +550,10 @@ RUN_ON = (
 @pytest.mark.parametrize("other", ["waits", "has ended", "trains", "says nothing"])
 def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
     first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
-    first.hears(SECOND, SUCCEEDED, 50)
+    first.hears(SECOND, NoProgressReport(1, (), 0), 50)  # all of its ranks have ended
     first.hears(THIRD, NoProgressReport(1, (RETURNED,), 0), 100)
     if other == "has ended":
-        first.hears(FIRST, SUCCEEDED, 100)
+        first.hears(FIRST, NoProgressReport(1, (), 0), 100)
     elif other != "says nothing":
         first.hears(FIRST, NoProgressReport(1, (WAITS,), 1 if other == "trains" else 0), 100)
     assert [one.line for one in first.waits_until(101)] == [RUN_ON]

@@ -177,8 +177,8 @@ SENTENCES = [
     # How far those were is not known, and rank 0 may wait for rank 3.
     (
         f"begun 61, pair begun 4 | begun 61, pair begun 5 | ; {ENDED} | ; {ENDED}",
-        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) take no part any more, and no rank has "
-        "begun a collective after #61 of the default group; rank 2 has ended with exit code 0",
+        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) take no part any more, and no rank "
+        "has begun a collective after #61 of the default group; rank 2 has ended with exit code 0",
     ),
 ]
 OTHER_SENTENCES = [
@@ -948,17 +948,3 @@ def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, 
     assert replier.is_alone() == is_alone
     replier.forked()  # a child may do its work
     assert not replier.is_alone()
-
-
-def test_that_ranks_of_a_job_have_exchanged_nothing():
-    alone = judge.host_succeeded(begun(), "algo-1", 2)
-    assert len(judge.nothing_exchanged(alone)) == 1
-    assert not judge.nothing_exchanged(judge.host_succeeded(alone, "algo-2", 0))
-    assert not judge.nothing_exchanged(judge.host_succeeded(begun(), "algo-1", 1))
-    assert not judge.nothing_exchanged(judge.host_succeeded(begun(notes=False), "algo-1", 2))
-    (line,) = judge.nothing_exchanged(judge.host_succeeded(alone, "algo-2", 2))
-    # They may have by other ways: a store of theirs, files, sockets.
-    assert line.startswith(
-        "4 ranks ran, and none exchanged anything with another in a process group."
-    )
-    assert "each worked alone" not in line

@@ -61,6 +61,7 @@ from launcher.text.notes import Note
 from launcher.text.words import Log, lasted, listed, short
 from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
+from launcher.watch.sentences import nothing_exchanged
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 # For late hosts to join, and to learn why the job ends before it starts.
@@ -316,12 +317,13 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     state = state._replace(ends={**state.ends, host: ends.received(message, now)})
     if not message.are_all:
         return state, ()
-    state = state._replace(watch=judge.host_succeeded(state.watch, host, message.alone))
     succeeded = [host for host, of_host in state.ends.items() if of_host.are_all]
     has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
     if len(succeeded) < len(state.job.cluster.hosts) or has_failed:
         return state, ()
-    notes = map(Log, judge.nothing_exchanged(state.watch))
+    alone = [of_host.alone for of_host in state.ends.values()]
+    is_said = state.job.options.notes and all(alone) and sum(alone) > 1
+    notes = [Log(nothing_exchanged(sum(alone)))] if is_said else []
     state, actions = _end(state, SUCCESS, now)
     return state, (*notes, *actions)
 

@@ -13,16 +13,21 @@ from launcher.text.words import lasted
 
 
 class Ends(NamedTuple):
-    """When a host's ranks ended with 0, by the coordinator's clock; `rank` was the first."""
+    """When a host's ranks ended with 0, by the coordinator's clock; `rank` was the first.
+
+    If they `are_all`, `alone` is how many there are, if each worked alone.
+    """
 
     rank: int
     times: tuple[float, ...]
     are_all: bool
+    alone: int
 
 
 def received(message: Succeeded, now: float) -> Ends:
     """Return a host's report with times of this clock."""
-    return Ends(message.rank, tuple(now - age for age in message.ages), message.are_all)
+    times = tuple(now - age for age in message.ages)
+    return Ends(message.rank, times, message.are_all, message.alone)
 
 
 def named(by_host: Mapping[str, Ends], at: float, what: str) -> str:

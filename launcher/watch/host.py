@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -19,6 +20,7 @@ from launcher.watch import stacks
 from launcher.watch.progress import ENDED, ENDS, MOST_GROUPS, Group, NoProgressReport, StalledRank
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
+_MOST_WRITTEN = 200  # lines of a crash and a stack
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
 _REPORT_BYTES, _STACK_BYTES = 60_000, 6_000  # of a message, which may have 64 KiB; of a rank's
 # For a rank to reply where it is; then to write it, at a signal.
@@ -42,7 +44,7 @@ class _Rank:
         self.has_failed = False  # at the place in `known`
         self.signal = 0  # at which it writes where it is; 0: no signal
         self.threads: tuple[stacks.Thread, ...] = ()  # at its last reply
-        self.written: list[str] = []  # by faulthandler
+        self.written = deque[str](maxlen=_MOST_WRITTEN)  # by faulthandler
         self.returned_at = math.inf  # the end of its script
         # Before its first collective: where it is, since when, and the CPU seconds that it and all
         # below it had used then.
@@ -51,7 +53,7 @@ class _Rank:
     @property
     def calls(self) -> stacks.Calls:
         """Where its main thread is, () if unknown."""
-        return self.threads[0].calls if self.threads else stacks.calls_in(self.written)
+        return self.threads[0].calls if self.threads else stacks.written_in(self.written)
 
     def at(self, now: float, every: float, code: int | None, state: str) -> StalledRank | None:
         """Return its progress, None if unknown, by its process's exit code or state (proc(5))."""
@@ -127,7 +129,8 @@ class Watch:
             return  # it is too late
         rank.replied_at, rank.poll = now, self._polls
         rank.signal = int(fields.get("signal", rank.signal))
-        rank.threads, rank.written = stacks.threads_of(fields.get("threads", ())), []
+        rank.threads = stacks.threads_of(fields.get("threads", ()))
+        rank.written.clear()
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
             place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
@@ -161,12 +164,7 @@ class Watch:
 
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal, or at a crash."""
-        lines = self._of(pid).written
-        is_of_crash = lines[-1:] == [""]
-        if line.startswith(stacks.FATAL) or (line.startswith("Stack ") and not is_of_crash):
-            lines.clear()  # it begins again, for another request
-        if len(lines) < stacks.MOST_CALLS:
-            lines.append(line)
+        self._of(pid).written.append(line)
 
     def crash(self, pid: int, number: int) -> stacks.Calls:
         """Return where a rank was when a signal ended it, () if unknown."""
@@ -202,7 +200,8 @@ class Watch:
         self._wanted.append(number)
         self._polls += 1
         for rank in self._ranks.values():
-            rank.threads, rank.written = (), []
+            rank.threads = ()
+            rank.written.clear()
         self._signal_at = now + _STACKS_SECONDS
         self._replies_until = self._signal_at + _WRITE_SECONDS
         return {"poll": self._polls, "stacks": True}
@@ -268,14 +267,14 @@ class Watch:
 
     def text(self, pid: int, state: str, room: int = _STACK_BYTES) -> str:
         """Return a rank's stacks; `state` is the letter of its process's state (proc(5))."""
-        rank = self._ranks[pid]
+        rank, why = self._ranks[pid], ""
         if not rank.is_connected:
-            return (
+            why = (
                 "  no stack: torch.distributed is not imported yet, the connection to the launcher "
                 "is closed, or --launcher-watch is 0."
             )
-        has_replied = rank.poll == self._polls
-        why = "" if has_replied else f"  it {no_reply(state, may_signal=self._may_signal)}."
+        elif rank.poll != self._polls:
+            why = f"  it {no_reply(state, may_signal=self._may_signal)}."
         threads = rank.threads or [stacks.Thread("", rank.calls)]
         return "\n".join(filter(None, (why, stacks.text_of(threads, room))))
 

@@ -58,7 +58,6 @@ class Stalls(NamedTuple):
     # Hosts with a rank that is still working.
     busy: frozenset[str] = frozenset()
     hang: Failure | None = None
-    alone: Mapping[str, int] = {}  # how many ranks of a host have succeeded, if each worked alone
     gathering: Gathering = Gathering()
 
 
@@ -95,19 +94,6 @@ def reported(
     received = {**gathering.received, host: report.stacks}
     state = state._replace(gathering=gathering._replace(received=received))
     return (state, ()) if set(hosts) - set(received) else _shown(state, hosts)
-
-
-def host_succeeded(state: Stalls, host: str, alone: int) -> Stalls:
-    """Receive that all ranks of a host have ended with 0; how many, if all worked `alone`."""
-    return state._replace(busy=state.busy - {host}, alone={**state.alone, host: alone})
-
-
-def nothing_exchanged(state: Stalls) -> tuple[str, ...]:
-    """Return the log line if the ranks of a successful job did not work together."""
-    count = sum(state.alone.values())
-    if not state.options.notes or count < 2 or not all(state.alone.values()):
-        return ()
-    return (sentences.nothing_exchanged(count),)
 
 
 def stacks_requested(state: Stalls, now: float) -> Step:
@@ -236,19 +222,20 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
 
 
 def _analysed(state: Stalls, now: float) -> Stalls:
-    """Analyse again who waits for whom, and which tracked stalls continue."""
+    """Analyse again who waits for whom; note which tracked stalls continue."""
     ranks, options, stalls = _ranks(state), state.options, list[Stall]()
-    found = [one for one in waits.stalls_in(ranks) if options.notes or one.ends_job or one.runs_on]
-    for stall in found:
-        notice_at, logged = stall.since + min(options.hang_notify, options.hang_timeout), ""
-        for earlier in filter(stall.continues, state.stalls):
-            notice_at, logged = earlier.notice_at, earlier.logged
-        stalls.append(stall._replace(notice_at=notice_at, logged=logged))
-    for stall in state.stalls:
-        if stall.logged and stall.waits and not any(one.continues(stall) for one in found):
+    tracked = {stall.kind: stall for stall in state.stalls if stall.progress_at == math.inf}
+    for stall in waits.stalls_in(ranks):
+        if options.notes or stall.ends_job or stall.runs_on:
+            notice_at = stall.since + min(options.hang_notify, options.hang_timeout)
+            earlier = tracked.pop(stall.kind, stall._replace(notice_at=notice_at))
+            stalls.append(stall._replace(notice_at=earlier.notice_at, logged=earlier.logged))
+    over = [stall for stall in state.stalls if stall.progress_at < math.inf]
+    for stall in (*over, *tracked.values()):
+        if stall.logged and stall.waits:
             # It is no reason for what follows if those have moved that others waited for.
-            may_wait = not any(stall.has_progress(rank, ranks) for rank in stall.root)
-            is_sure, progress_at = stall.is_sure and may_wait, min(stall.progress_at, now)
+            is_sure = stall.is_sure and ranks.keys() >= set(stall.root)
+            progress_at = min(stall.progress_at, now)
             stalls.append(stall._replace(is_sure=is_sure, progress_at=progress_at))
     return state._replace(stalls=tuple(stalls), analyse_at=math.inf)
 

@@ -72,6 +72,11 @@ def calls_in(lines: Iterable[str]) -> Calls:
     return tuple(calls[:MOST_CALLS][::-1])
 
 
+def written_in(lines: Iterable[str]) -> Calls:
+    """Return the calls of the last stack that faulthandler has written."""
+    return calls_in("\n".join(lines).rpartition("Stack ")[2].splitlines())
+
+
 def crash_in(text: str, number: int) -> Calls:
     """Return where a Python thread was when a signal ended its process, from faulthandler's text.
 

@@ -90,19 +90,10 @@ class Stall(NamedTuple):
         """The ranks that wait."""
         return tuple(sorted(set(self.ranks) - (set() if self.is_circle else set(self.root))))
 
-    def continues(self, earlier: Stall) -> bool:
-        """Tell whether this is an earlier stall, with more facts now."""
-        same = (bool(self.waits), self.runs_on) == (bool(earlier.waits), earlier.runs_on)
-        both = self.ranks.keys() & earlier.ranks.keys() if same else set()
-        has_progress = any(earlier.has_progress(rank, self.ranks) for rank in both)
-        return self.since < earlier.progress_at and bool(both) and not has_progress
-
-    def has_progress(self, rank: int, later: StalledRanks) -> bool:
-        """Tell whether one of the ranks has made progress since."""
-        if rank not in later:
-            return True
-        before, after = self.ranks[rank].groups, later[rank].groups
-        return before not in ((), after)  # the groups of a silent rank may be unknown
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What is tracked as one: ranks wait, run on, or stand still."""
+        return bool(self.waits), self.runs_on
 
 
 def stalls_in(ranks: StalledRanks) -> list[Stall]:
