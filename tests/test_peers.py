@@ -550,7 +550,7 @@ RUN_ON = (
 @pytest.mark.parametrize("other", ["waits", "has ended", "trains", "says nothing"])
 def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
     first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
-    first.hears(SECOND, NoProgressReport(1, (), 0), 50)  # all of its ranks have ended
+    first.hears(SECOND, NoProgressReport(1, (), 0), 100)  # all of its ranks have ended
     first.hears(THIRD, NoProgressReport(1, (RETURNED,), 0), 100)
     if other == "has ended":
         first.hears(FIRST, NoProgressReport(1, (), 0), 100)
