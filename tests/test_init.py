@@ -93,9 +93,19 @@ NEVER = "and never started a launcher; see this host's log"
         ("kill -KILL $$", 137, "was killed by SIGKILL (signal 9) {}", ""),
         ("exec no-such-program", 127, "ended with exit code 127 {}", ""),
         # of several launchers the last one counts
-        ("LAUNCHER 0; LAUNCHER 3; true", 3, "", "the last launcher ended with exit code 3 and sh"),
-        ("LAUNCHER 3 | cat", 3, "", "with 0: this container ends with 3 (LAUNCHER_KEEP_EXIT_CODE"),
-        ("LAUNCHER 3; LAUNCHER none; true", 3, "", "the last launcher ended with exit code 3"),
+        (
+            "LAUNCHER 0; LAUNCHER 3; true",
+            3,
+            "",
+            "sh ended with 0, but its last launcher with 3: this",
+        ),
+        (
+            "LAUNCHER 3 | cat",
+            3,
+            "",
+            "with 3: this container ends with 3 (with 0 if LAUNCHER_KEEP_EXIT_CODE is 1)",
+        ),
+        ("LAUNCHER 3; LAUNCHER none; true", 3, "", "sh ended with 0, but its last launcher with 3"),
         ("LAUNCHER 3 || LAUNCHER 0", 0, "", ""),
         ("export KEEP; LAUNCHER 3 || true", 0, "", ""),
         # a reason is given where no launcher has given one

@@ -262,7 +262,7 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
         start = b'{"Start": [1, 0]}\n'
         assert {file.readline() for file in arrived.values()} == {start}
         assert json.loads(first.stdout.readline()) == [True, None, [hard, hard]]
-        line = f"launcher: each rank may have {hard} files open, and not {soft} (ulimit -n).\n"
+        line = f"launcher: each rank may open {hard:,} files (ulimit -n was {soft:,}).\n"
         assert first.stderr.read() == (line if soft < hard else "")
         for file in arrived.values():
             file.close()

@@ -137,8 +137,8 @@ class _Init:
             raise CommandFailedError(self._reason(reported, oom), result.exit_code)
         if result.exit_code and self._process.returncode == 0 and not is_stop:
             log(
-                f"the last launcher ended with exit code {result.exit_code} and {self._command[0]} "
-                f"with 0: this container ends with {result.exit_code} ({KEEP_EXIT_CODE}=1: with 0)."
+                f"{self._command[0]} ended with 0, but its last launcher with {result.exit_code}: "
+                f"this container ends with {result.exit_code} (with 0 if {KEEP_EXIT_CODE} is 1)."
             )
         return result
 
@@ -183,7 +183,7 @@ class _Init:
         code = self._process.returncode
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         command = shortened(" ".join(self._command), _COMMAND)
-        why = f"{command} {how} {_WITHOUT_REASON[reported]}"
+        why = f"`{command}` {how} {_WITHOUT_REASON[reported]}"
         return f"{why}; {oom and f'{oom}; '}see this host's log"
 
 

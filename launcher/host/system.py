@@ -38,7 +38,7 @@ def _raise_file_limit() -> None:
     if soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         if soft < _FEW_FILES:
-            log(f"each rank may have {files} files open, and not {soft} (ulimit -n).")
+            log(f"each rank may open {files:,} files (ulimit -n was {soft:,}).")
 
 
 class System:

@@ -186,7 +186,7 @@ class Options(NamedTuple):
     log_prefix: bool = _option(False, "true|false", switch,
         "start each line of a rank's output in the job's log with `[rank R] `")
     log_ranks: tuple[range, ...] = _option((), "all|R,R-R", _ranks,
-        "ranks of the job whose output its log shows (default: all); files have all ranks'")
+        "ranks whose output the job's log shows (default: all); the files have every rank's")
     verbose: bool = _option(False, "true|false", switch,
         "log every decision, with seconds since the start")
     dry_run: bool = _option(False, "true|false", switch,

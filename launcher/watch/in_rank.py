@@ -59,8 +59,8 @@ _OTHER_WAYS |= {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_fork
 _WORK_SECONDS = 1.0  # of CPU that another program used: about what importing torch takes
 _LOADER = "torch/utils/data/dataloader.py"
 _SPAWNS = (
-    "its own ranks (torch.multiprocessing.spawn), though torchrun has started one for each "
-    "process: the script has to call their function itself"
+    "its own ranks (torch.multiprocessing.spawn), though torchrun has already started a process "
+    "for each rank: call the function without mp.spawn"
 )
 
 
