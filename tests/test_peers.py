@@ -54,7 +54,7 @@ HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
 STOPPED = Result(143, "", 15)
 DIED = "its launcher died"
-SUCCEEDED = Succeeded(1, 0, (0.0,), are_all=True)
+SUCCEEDED = Succeeded(0, (0.0,), are_all=True)
 BOUND = 60 + 5 + 5 + 14  # of clearing: the grace, the kernel, the replies, the host timeout
 
 
@@ -63,12 +63,12 @@ def job(host, hosts=HOSTS, **more):
     return job_of(host, hosts, **{**values, **more})
 
 
-def failed(text="loss is nan\n", attempt=1, code=1, cause=Cause.OWN, may_restart=True):
+def failed(text="loss is nan\n", code=1, cause=Cause.OWN, may_restart=True):
     what, _, details = text.strip("\n").partition("\n")
-    return Failed(attempt, Failure(cause, code, what, details=details, may_restart=may_restart))
+    return Failed(Failure(cause, code, what, details=details, may_restart=may_restart))
 
 
-CANNOT = failed("algo-3: no such file\n", attempt=0, code=2, may_restart=False)
+CANNOT = failed("algo-3: no such file\n", code=2, may_restart=False)
 
 # The phases that may follow each phase.
 PHASES = {
@@ -418,7 +418,7 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
     first = ready(max_restarts=3)
     for attempt, again in ((1, False), (2, True)):
         first.step(StoreMade(5))
-        failure = failed("was killed by SIGABRT (signal 6)", attempt)
+        failure = failed("was killed by SIGABRT (signal 6)")
         failure = failure._replace(failure=failure.failure._replace(more=line.format(attempt)))
         (end,) = first.hears(SECOND, failure, 10 * attempt)
         assert (" (2 times so far)" in end.message.restart) is again
@@ -430,7 +430,6 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
     first = restarting()
     first.clears(HOSTS, 1, 20)
     assert first.state.attempt == 2
-    assert first.hears(THIRD, failed("too late\n"), 20.1) == ()  # a rank's, of before
     assert first.hears(THIRD, OWN, 20.2) == everywhere(End(2, OWN.failure.result))
 
 
@@ -439,30 +438,29 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
 BROKEN = BROKEN._replace(failure=BROKEN.failure._replace(rank=2))
-LEFT = (9, THIRD, Succeeded(1, 5, (0.2,)))
+LEFT = (9, THIRD, Succeeded(5, (0.2,)))
 # Name: what hosts say, and when; the first line then.
 DEPARTED = {
     "one": ([LEFT], "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"),
     "more": (
         [
             LEFT,
-            (9.5, FIRST, Succeeded(1, 0, (0.1, 0.1))),
-            (9.9, SECOND, Succeeded(1, 3, (5.9, 2))),
+            (9.5, FIRST, Succeeded(0, (0.1, 0.1))),
+            (9.9, SECOND, Succeeded(3, (5.9, 2))),
         ],
         "algo-2, rank 3 and 4 more had ended with exit code 0, "
         "the first 6.0 s before rank 2 failed",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
-        [(12, THIRD, Succeeded(1, 5, (2.3, 1.9, 0.1)))],
+        [(12, THIRD, Succeeded(5, (2.3, 1.9, 0.1)))],
         "algo-3, rank 5 had ended with exit code 0, 0.3 s before rank 2 failed",
     ),
     "more after": (
-        [(12, THIRD, Succeeded(1, 5, (1.9, 0.5))), (12, FIRST, Succeeded(1, 0, (1,)))],
+        [(12, THIRD, Succeeded(5, (1.9, 0.5))), (12, FIRST, Succeeded(0, (1,)))],
         "algo-3, rank 5 and 2 more were ending with exit code 0 when rank 2 failed",
     ),
-    "of another attempt": ([(9, THIRD, Succeeded(2, 5, (0.0,)))], ""),
-    "nobody": ([(9, THIRD, Succeeded(1, 5, ()))], ""),
+    "nobody": ([(9, THIRD, Succeeded(5, ()))], ""),
 }
 
 
@@ -518,7 +516,7 @@ def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kep
     long = failed(f"{words * 'x'} the end\nexit code 1", cause=Cause.SECONDARY).failure
     long = long._replace(frames="\n".join(lines), rank=2)
     first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, Failed(1, long), 10)
+    first.hears(SECOND, Failed(long), 10)
     text = ended(first, 13).text
     why, line, *others = text.splitlines()
     assert why == "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"
@@ -535,7 +533,7 @@ def test_the_next_attempt_knows_nothing_of_who_had_left():
     assert ": algo-3, rank 5 had ended" in first.waits_until(13)[0].message.restart
     first.clears(HOSTS, 1, 14)
     first.step(StoreMade(5))
-    first.hears(SECOND, BROKEN._replace(attempt=2), 20)
+    first.hears(SECOND, BROKEN, 20)
     assert "had ended" not in first.waits_until(23)[0].message.restart
 
 
@@ -648,7 +646,7 @@ def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
     told = second.step(Lost(FIRST, DIED), 3)[0]
-    assert told == goes_up(Failed(1, of_lost_host(FIRST, f"was lost: {DIED}")))
+    assert told == goes_up(Failed(of_lost_host(FIRST, f"was lost: {DIED}")))
 
 
 def test_a_member_waits_for_its_coordinator_where_another_program_listens(second):
@@ -678,7 +676,7 @@ WATCHED = NoProgressReport(
 STACKS = stacks_of(3, ((0, "  main thread:\n    x"),))
 MEMBERS = [
     *(failed(code=255), failed()._replace(age=2.5), GPU_LOST, Cleared(3, 4), Stop(2), SUCCEEDED),
-    *(Succeeded(1, 5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
+    *(Succeeded(5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
 ]
 COORDINATORS = [
     *(

@@ -104,7 +104,7 @@ def test_all_join_fail_together_and_leave(job):
     job.join(HOSTS[2])
     job.all_join()
     assert first.channel.own_address == HOSTS[0] and first.channel.own_name_resolves
-    second.say(Failed(1, Failure(Cause.OWN, 3, "rank 1 failed")))
+    second.say(Failed(Failure(Cause.OWN, 3, "rank 1 failed")))
     assert job.result() == Result(3, "rank 1 failed\n")
 
 

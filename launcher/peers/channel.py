@@ -124,7 +124,7 @@ class Channel(Stepping):
 
         A decision of the coordinator stays.
         """
-        message: Message = messages.Failed(self.state.attempt, failure)
+        message: Message = messages.Failed(failure)
         if isinstance(self.state, JobState):
             if self.state.result:
                 return
@@ -163,7 +163,7 @@ class Channel(Stepping):
     # Connections.
 
     def _cannot_listen(self, why: str) -> None:
-        self.report(messages.Failed(self.state.attempt, of_host(f"launcher: {why}")))
+        self.report(messages.Failed(of_host(f"launcher: {why}")))
 
     def _accepted(self, accepted: socket.socket) -> None:
         assert self._listener

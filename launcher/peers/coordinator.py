@@ -29,8 +29,8 @@ patience with its cause. Clearing: `_bound`. Ended: 5 s for the other hosts to l
 one, whose torchrun and stores they use.
 
 *Invariants.*
-- A report from another attempt changes nothing, except from a launcher that failed before it
-  received the start (host_failed); nor does `Cleared` with the number of an earlier End.
+- What a host reports of its ranks is of this attempt: it reports nothing more of one that it has
+  cleared. `Cleared` with the number of an earlier End changes nothing.
 - Times of two hosts' clocks are never compared: hosts report ages.
 
 Times are on the clock System.now(), waits in seconds. Pure.
@@ -196,13 +196,8 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
 
 
 def host_failed(state: JobState, host: str, message: messages.Failed, now: float) -> JobStep:
-    """Count a failure of this attempt."""
-    failure = message.failure
-    # A launcher that fails while it waits for a start may not have received that.
-    crosses = message.attempt == state.attempt - 1 and not failure.may_restart
-    if message.attempt == state.attempt or crosses:
-        return _fail(state, failure, now, message.age)
-    return state, ()  # of an earlier attempt
+    """Count a failure."""
+    return _fail(state, message.failure, now, message.age)
 
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
@@ -312,7 +307,7 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     The end of a rank may break a collective of other ranks.
     """
     phase = state.phase
-    if message.attempt != state.attempt or not isinstance(phase, (Running, Deciding)):
+    if not isinstance(phase, (Running, Deciding)):
         return state, ()
     state = state._replace(ends={**state.ends, host: ends.received(message, now)})
     if not message.are_all:

@@ -61,7 +61,6 @@ class LinkState(NamedTuple):
     job: Job
     phase: Phase
     began: float
-    attempt: int = 0  # that this host was told to start
     own: Result | None = None  # how this host ends alone: it was stopped, or cannot start
     result: Result | None = None  # of the last End, if it was no restart
 
@@ -163,7 +162,7 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
     if isinstance(message, messages.End):
         return _end(state, message)
     if isinstance(message, messages.Start):
-        state = state._replace(attempt=message.attempt, result=None)
+        state = state._replace(result=None)
     elif isinstance(message, messages.Leave):
         state = state._replace(phase=Left())
     elif not isinstance(message, (CollectStacks, AllStacks)):
@@ -179,7 +178,7 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
         return state, ()
     how = f"was lost: {event.why}"
     # If it was only suspended, it ends with the same result when it continues.
-    lost = messages.Failed(state.attempt, of_lost_host(state.job.coordinator, how))
+    lost = messages.Failed(of_lost_host(state.job.coordinator, how))
     state, actions = _alone(state, how)
     return state, (_report(state, lost), *actions)
 

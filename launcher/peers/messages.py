@@ -61,9 +61,8 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A host failed in an attempt `age` seconds ago: a rank's failure may count 2.5 s later."""
+    """A host failed `age` seconds ago: a rank's failure may count 2.5 s later."""
 
-    attempt: int
     failure: Failure
     age: float = 0.0
 
@@ -75,7 +74,6 @@ class Succeeded(NamedTuple):
     then `alone` is how many there are, if each worked alone.
     """
 
-    attempt: int
     rank: int
     ages: tuple[float, ...]
     are_all: bool = False

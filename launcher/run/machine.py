@@ -425,7 +425,7 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
 def _report_successes(state: State, now: float) -> Actions:
     """Report which ranks have ended with 0: that may break a collective of other ranks."""
     age, are_all = now - state.times.attempt, state.has_succeeded
-    return ranks.succeeded(state.ranks, state.attempt, age, are_all=are_all)
+    return ranks.succeeded(state.ranks, age, are_all=are_all)
 
 
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -443,7 +443,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
 
 def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
-    return failure.note, Failed(state.attempt, failure, round(age, 3))
+    return failure.note, Failed(failure, round(age, 3))
 
 
 def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:

@@ -77,7 +77,7 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
     return {**ranks, rank.rank: rank}
 
 
-def succeeded(ranks: Ranks, attempt: int, time: float, *, are_all: bool) -> tuple[Succeeded, ...]:
+def succeeded(ranks: Ranks, time: float, *, are_all: bool) -> tuple[Succeeded, ...]:
     """Return the coordinator's message about ranks that have ended with 0; () if none has.
 
     A rank departed when its script ended, not when Python had finished its exit.
@@ -92,7 +92,7 @@ def succeeded(ranks: Ranks, attempt: int, time: float, *, are_all: bool) -> tupl
         return ()
     ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
     alone = len(ranks) if are_all and all(rank.alone for rank in ranks.values()) else 0
-    return (Succeeded(attempt, min(ends)[1], tuple(ages[:_MOST_ENDS]), are_all, alone),)
+    return (Succeeded(min(ends)[1], tuple(ages[:_MOST_ENDS]), are_all, alone),)
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

@@ -232,7 +232,7 @@ class Supervisor(Stepping):
             failure = of_error(error, job.current_host if job.members else "")
         else:
             failure = self._own_failure(error)
-        self.happens(Failed(self.state.attempt, failure))
+        self.happens(Failed(failure))
 
     # What happens.
 

@@ -138,10 +138,9 @@ class Watch:
             self.failures.append(ReportedFailure(now, before.attempt, failure))
         if isinstance(message, Failed):
             of_host = not message.failure.may_restart
-            crosses = of_host and (message.attempt, before.attempt) == (0, 1)
             # Once all hosts end ranks for a failure only another one of a rank may replace it.
             counts = is_open or (getattr(before.phase, "failures", ()) and not of_host)
-            if counts and (message.attempt == before.attempt or crosses):
+            if counts:
                 failed = ReportedFailure(now, before.attempt, message.failure, message.age)
                 self.failures.append(failed)
         if after.result and after.result != before.result:
