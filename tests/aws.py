@@ -1,31 +1,25 @@
-"""An AWS that starts nothing and records what it is asked: a proxy that answers for all of it.
+"""An AWS that starts nothing and records what it is asked: one server that answers for all of it.
 
-SDKs reach it through HTTPS_PROXY and trust its certificate by AWS_CA_BUNDLE: their own code, boto's
-included, runs as it is, to the bytes on a socket.
+SDKs reach it through AWS_ENDPOINT_URL: their own code, boto's included, runs as it is, to the bytes
+on a socket. As a proxy it refuses what does not come that way.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import NamedTuple
 
 REGION = "us-east-1"
 ACCOUNT = "111122223333"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMakerRole"
-HOSTS = ("*.amazonaws.com", f"*.{REGION}.amazonaws.com", f"*.s3.{REGION}.amazonaws.com")
-HOSTS += ("*.s3.amazonaws.com", f"*.sagemaker.{REGION}.amazonaws.com")
 
 
 class Request(NamedTuple):
     """One request: for an API in JSON, its name and parameters; else method and address."""
 
-    host: str
     action: str
     parameters: Mapping[str, object]
 
@@ -34,27 +28,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
 
-    def do_CONNECT(self) -> None:
-        """Become the host that is asked for."""
-        self.send_response(200, "Connected")
-        self.end_headers()
-        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
-        self.setup_again()
-
-    def setup_again(self) -> None:
-        self.rfile = self.connection.makefile("rb", self.rbufsize)
-        self.wfile = self.connection.makefile("wb", 0)
-        self.close_connection = False
-
     def answer(self) -> None:
         body = self._body()
-        host = self.headers["Host"]
         target = self.headers.get("X-Amz-Target", "").partition(".")[2]
         if target:
-            request = Request(host, target, json.loads(body))
+            request = Request(target, json.loads(body))
         else:
             form = body.decode() if "x-www-form-urlencoded" in self._kind() else ""
-            request = Request(host, f"{self.command} {self.path} {form}".strip(), {})
+            request = Request(f"{self.command} {self.path} {form}".strip(), {})
         self.server.requests.append(request)
         kind, text = _answer(self.server.requests)
         self.send_response(200)
@@ -122,7 +103,7 @@ def _answer(requests: Sequence[Request]) -> tuple[str, str]:
             "DescribeLogStreams": {"logStreams": []},
         }
         return "application/x-amz-json-1.1", json.dumps(known.get(request.action, {}))
-    if (request.host, request.action) == ("s3.amazonaws.com", "GET /"):
+    if request.action == "GET /":
         return "text/xml", BUCKETS
     for what, text in {
         "Action=GetCallerIdentity": IDENTITY,
@@ -137,25 +118,15 @@ def _answer(requests: Sequence[Request]) -> tuple[str, str]:
 class Aws:
     """The server, from start to stop; `requests` are in the order in which they came."""
 
-    def __init__(self, folder: Path):
-        certificate, key = folder / "certificate.pem", folder / "key.pem"
-        names = ",".join(f"DNS:{name}" for name in HOSTS)
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-        command += ["-subj", "/CN=aws", "-addext", f"subjectAltName={names}"]
-        command += ["-keyout", str(key), "-out", str(certificate)]
-        subprocess.run(command, check=True, capture_output=True)
+    def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
-        self._server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._server.tls.load_cert_chain(certificate, key)
         self.requests: list[Request] = []
         self._server.requests = self.requests
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
-        self.environment = {
-            "HTTPS_PROXY": f"http://127.0.0.1:{self._server.server_port}",
-            "AWS_CA_BUNDLE": str(certificate),
-        }
+        url = f"http://127.0.0.1:{self._server.server_port}"
+        self.environment = {"AWS_ENDPOINT_URL": url, "HTTPS_PROXY": url}
 
     def stop(self) -> None:
         self._server.shutdown()

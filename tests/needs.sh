@@ -43,14 +43,11 @@ test-pages)
     there chromium-headless-shell || there chromium || there google-chrome ||
         need "Chromium or Chrome" chromium
     ;;
-test-containers | test-systems)
-    there openssl || need openssl openssl # for the AWS of tests/aws.py
-    ;;
-esac
-if [ "$tests" = test-containers ]; then
+test-containers)
     there docker-compose || docker compose version >/dev/null 2>&1 ||
         need "docker compose" docker-compose # for the local mode of SageMaker's SDKs
-fi
+    ;;
+esac
 
 if [ $form = packages ]; then
     echo "$packages"

@@ -26,8 +26,9 @@ def python(version: str) -> str:
 def environment(aws: Aws, folder: Path) -> dict[str, str]:
     """Return the environment of somebody with an account, of which nothing is on this machine."""
     config = folder / "sagemaker-config.yaml"
-    opt_out = "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
-    config.write_text(opt_out)
+    # Without its bucket the SDK asks another address, its own, who this is.
+    modules = "{TelemetryOptOut: true, Session: {DefaultS3Bucket: bucket}}"
+    config.write_text(f"SchemaVersion: '1.0'\nSageMaker: {{PythonSDK: {{Modules: {modules}}}}}\n")
     own = ("AWS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
     others = {name: value for name, value in os.environ.items() if not name.upper().startswith(own)}
     return {

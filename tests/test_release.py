@@ -137,8 +137,8 @@ COMPILING = "git gcc libc6-dev python3-dev python3-venv"
 ENGINE = "docker.io debootstrap iptables ca-certificates iproute2"
 NEEDED = {
     "test": COMPILING,
-    "test-systems": f"{COMPILING} openssl",
-    "test-containers": f"{COMPILING} {ENGINE} openssl docker-compose",
+    "test-systems": COMPILING,
+    "test-containers": f"{COMPILING} {ENGINE} docker-compose",
     "matrix": f"{COMPILING} {ENGINE}",
 }
 

@@ -121,7 +121,7 @@ class Local:
 @pytest.fixture
 def local(client, tmp_path):
     """Run examples here: local.start(NAME, *ARGUMENTS), local.wait(). It needs nothing of AWS."""
-    aws = Aws(tmp_path)
+    aws = Aws()
     with engine.locked(NETWORK):
         local = Local(client, tmp_path, aws)
         yield local

@@ -1,6 +1,6 @@
 """What promises are judged by: facts of one simulated job, and the register of all promises.
 
-A promise bears the words of README.md or docs/ that make it.
+Where a page makes a promise, that bears its words.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def mpirun(start):
 
 
 @pytest.fixture
-def aws(tmp_path):
-    aws = Aws(tmp_path)
+def aws():
+    aws = Aws()
     yield aws
     aws.stop()
 
