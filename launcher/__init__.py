@@ -6,18 +6,24 @@ for warm starts; `watch` finds the rank that others wait for; `result` describes
 `cli` calls them. `container` is PID 1 and the toolkit's process; `host` has processes, signals and
 sockets for all of these; `text` has words and JSON.
 
-Where to find each decision:
+Where to find each decision: the files of a question, in the order in which to open them.
 
-- an option: its row in job/options.py; a default from another option: job/job.py; checks
-  between options: job/plan.py, job/prepare.py and job/no_effect.py; search its name for uses
-- what a failed rank causes: run/ranks.py chooses the failures that count; `_count` in
-  run/machine.py reports them; peers/coordinator.py decides for all hosts
-- an exit code: errors.py explains who chooses it; result/causes.py makes those of jobs
-- the failure file: cli.py writes the text of the coordinator's result; after a stop, nothing
-- how a stop spreads: container/init.py as PID 1; `signalled` in run/machine.py; run/keeper.py for
-  each rank of this host; peers/coordinator.py for the other hosts
-- what happens to ranks if the launcher is killed: `loop` in run/keeper.py
-- how a hang is found and reported: watch/__init__.py, watch/judge.py, peers/coordinator.py
+- How an option gets to its use: its row in job/options.py (name, type, default, help);
+  job/arguments.py, `parse`, reads all rows; its use is wherever `options.NAME` stands: search for
+  that. A default from another option is in job/job.py. Checks between options: job/plan.py,
+  job/prepare.py; job/no_effect.py warns.
+- How the words of a failure come about: run/describe.py, `end`, in the rank: its exceptions, with
+  what had run out (run/clues.py, `behind`); result/raised.py, `headline`: these in one line;
+  result/causes.py, `of_rank`: the `Failure` with its notes; peers/coordinator.py, `_after_failure`:
+  which failure is the cause, and what only the first host knows; `Failure.text` in causes.py: the
+  text, built once. cli.py writes it to the failure file; after a stop, nothing.
+- How a hang's sentence comes about: watch/__init__.py has the theory, and the files in order.
+- How a stop gets from PID 1 to each rank: container/init.py lists the steps with their functions,
+  five files in all; peers/coordinator.py, `host_stopped`, is how it spreads to the other hosts.
+- Where an exit code comes from: errors.py has the launcher's own, and who chooses; result/causes.py
+  makes every result of a job; peers/coordinator.py, `_verdict`, chooses among failures.
+- Which failures count: run/ranks.py; `_count` in run/machine.py reports them.
+- What happens to ranks if the launcher is killed: `loop` in run/keeper.py.
 """
 
 import os
