@@ -196,7 +196,7 @@ class Replier:
                     found = self._progress(wants_all=wants_all)
                 finally:
                     self._busy.release()
-            if "groups" in found or "ends" in found:
+            if found:
                 found["unchanged"] = monotonic() - self._since
             # A handler of the script may have replaced faulthandler's.
             if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
@@ -235,7 +235,7 @@ class Replier:
         frames = [frame for frame, _ in walk_stack(main)]
         making, note = self._meeting(frames)
         counts = [_sequence(group) for group in dict(world.pg_names)]
-        numbers = recorded("fr").get("pg_status"), status(world), counts, making
+        numbers = recorded("fr").get("pg_status"), status(), counts, making
         if numbers != self._numbers:
             self._numbers, self._since = numbers, monotonic()
             self._note_collectives()
@@ -337,16 +337,14 @@ def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
     return dict(loads(dump(entries, False))) if dump else {}
 
 
-def status(world: Any) -> Mapping[str, Mapping[str, str]]:
+def status() -> Mapping[str, Mapping[str, str]]:
     """Return which NCCL collectives have ended, by a group's `uid`, if torch can tell it safely.
 
     Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
     """
     torch = sys.modules["torch"]
-    if torch.__version__ < (2, 10) or torch.version.hip:
-        return {}
-    has_nccl = any("nccl" in _kinds(one) for one in dict(world.pg_backend_config).values())
-    return recorded("nccl").get("pg_status", {}) if has_nccl else {}
+    is_safe = torch.__version__ >= (2, 10) and not torch.version.hip
+    return recorded("nccl").get("pg_status", {}) if is_safe else {}
 
 
 def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
@@ -355,7 +353,7 @@ def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
     entries = recorded("fr", entries=True).get("entries", [])
     if has_failed and entries:
         entries[-1]["retired"] = False
-    return groups(world, entries, status(world))
+    return groups(world, entries, status())
 
 
 def groups(
@@ -478,9 +476,8 @@ def current_frames() -> dict[int, Any]:
     (python/cpython#106883). If a script turns collection off at that very moment, it is turned on
     again.
     """
-    collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
-    if collects:
-        gc.disable()
+    collects = gc.isenabled()
+    gc.disable()
     try:
         return sys._current_frames()
     finally:

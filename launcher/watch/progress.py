@@ -92,10 +92,9 @@ class StalledRank(NamedTuple):
         return self._replace(trouble=trouble, groups=groups)
 
     def with_groups(self, most: int) -> StalledRank:
-        """Return this rank with so many groups at most: first those in which it waits."""
-        groups = sorted(self.groups, key=lambda group: not group.waits)
-        has_more = self.has_more or len(groups) > most
-        return self._replace(groups=tuple(groups[:most]), has_more=has_more)
+        """Return this rank with so many groups at most; those come first in which it waits."""
+        has_more = self.has_more or len(self.groups) > most
+        return self._replace(groups=self.groups[:most], has_more=has_more)
 
 
 class NoProgressReport(NamedTuple):

@@ -167,13 +167,13 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(one for of_host in stacks.values() for one in of_host):
         by_text.setdefault(printable(text, keep="\n"), []).append(rank)
-    lines, omitted = list[str](), 0
+    lines, omitted, most, room = list[str](), 0, _MOST_LINES, _MOST_BYTES
     for text, ranks in sorted(by_text.items(), key=lambda one: (len(one[1]), -one[1][0])):
         numbers = listed([str(rank) for rank in ranks])
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({numbers})"
         block = [f"{who}:", *text.splitlines()]
-        is_full = len(lines) + len(block) > _MOST_LINES
-        if omitted or is_full or len(json.dumps([*block, *lines])) > _MOST_BYTES:
+        most, room = most - len(block), room - len(json.dumps(block))
+        if min(most, room) < 0:
             omitted += 1
         else:
             lines = [*block, *lines]
