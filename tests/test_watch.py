@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
-from launcher.peers.connection import LINE_LIMIT
 from launcher.text.notes import Note
 from launcher.text.words import Log
-from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
+from launcher.watch import in_rank, judge, sentences, stacks, waits
 from launcher.watch.host import Watch
 from launcher.watch.progress import (
     ENDED,
@@ -451,21 +450,18 @@ def test_what_a_host_polls_and_reports():
     ]
 
 
-def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_ranks_wait():
-    watch = watching(*range(12))
-    groups = [[f"{n},{n + 1},{n + 9}", 0, 90 * "x", 9] for n in range(progress.MOST_GROUPS)]
-    groups[0].append(9)
-    request = watch.poll(15)
-    for pid in range(12):
-        watch.replied(pid, {**request, "unchanged": 40, "groups": groups}, 15)
-    ranks = report(watch, 16).ranks
-    assert len(json.dumps(ranks)) < LINE_LIMIT - 5000 and len(ranks) == 12
-    assert all(one.waits and len(one.groups) == 32 and one.has_more for one in ranks)
+def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_a_rank_waits(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    groups = [[f"{n},{n + 1},{n + 9}", 0, 90 * "x", 9] for n in range(64)]
+    monkeypatch.setattr(in_rank, "groups_now", lambda **_: groups)
+    reply, has_more = in_rank.Replier(None)._fitting([])
+    assert has_more and len(json.dumps(reply)) < 30_000 / 8 and reply == groups[: len(reply)]
+    assert in_rank.Replier(None)._fitting([["0,1"]])[0][0] == ["0,1"]
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():
-    many = [group(5, ranks=f"0,{n}", name="") for n in range(1, 1 + progress.MOST_GROUPS)]
-    (one,) = found([rank(0, *many), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))])
+    more = rank(0, group(5, ranks="0,1"), has_more=True)
+    (one,) = found([more, rank(1, IN_61), rank(2, IN_61), rank(3, group(60))])
     assert one.root == (3,)
 
 

@@ -9,7 +9,6 @@ seconds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -17,12 +16,12 @@ from typing import Any, Callable
 
 from launcher.text import wire
 from launcher.watch import stacks
-from launcher.watch.progress import ENDED, ENDS, MOST_GROUPS, Group, NoProgressReport, StalledRank
+from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MOST_WRITTEN = 200  # lines of a crash and a stack
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
-_REPORT_BYTES, _STACK_BYTES = 60_000, 6_000  # of a message, which may have 64 KiB; of a rank's
+_STACKS_BYTES, _STACK_BYTES = 30_000, 6_000  # of a message, which may have 64 KiB; of a rank's
 # For a rank to reply where it is; then to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _IDLE = 0.02  # of a core; a waiting rank and its children use less
@@ -239,10 +238,6 @@ class Watch:
             known = rank.at(now, self._every, ranks.get(pid), state_of(pid))
             if known and (wanted or known.unchanged >= self._reported_from):
                 found[pid] = known
-        most = MOST_GROUPS
-        while (size := _size_of(found)) > _REPORT_BYTES and most:
-            most //= 2
-            found = {pid: known.with_groups(most) for pid, known in found.items()}
         running = [pid for pid, code in ranks.items() if code is None]
         idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
         report = NoProgressReport(
@@ -253,7 +248,7 @@ class Watch:
             before, self._reported = self._reported, (timeless, report.others if timeless else 0)
             return [] if self._reported == before else [report]
         self._reported = None  # what is reported next is new
-        room = min(_STACK_BYTES, (_REPORT_BYTES - size) // max(1, len(running)))
+        room = min(_STACK_BYTES, _STACKS_BYTES // max(1, len(running)))
         texts = [
             (self._ranks[pid].known.rank, self.text(pid, state_of(pid), room)) for pid in running
         ]
@@ -277,10 +272,6 @@ class Watch:
             why = f"  it {no_reply(state, may_signal=self._may_signal)}."
         threads = rank.threads or [stacks.Thread("", rank.calls)]
         return "\n".join(filter(None, (why, stacks.text_of(threads, room))))
-
-
-def _size_of(found: Mapping[int, StalledRank]) -> int:
-    return len(json.dumps(tuple(found.values())))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

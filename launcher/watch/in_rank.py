@@ -35,8 +35,8 @@ import threading
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Mapping, Sequence
 from io import FileIO
-from itertools import islice
-from json import loads
+from itertools import accumulate, islice
+from json import dumps, loads
 from os import listdir
 from time import monotonic, sleep
 from traceback import walk_stack, walk_tb
@@ -44,8 +44,9 @@ from typing import Any
 
 _MODULE = "torch.distributed.distributed_c10d"
 _RECORDER, _ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"  # torch's default where it is on by default
-# Limits of a reply: groups, and characters of a group's ranks; threads, and calls of a thread.
-_MOST_GROUPS, _LONGEST_RANKS = 64, 2000
+# Limits of a reply: bytes of the groups of all ranks of a host, whose report has 64 KiB, and
+# characters of a group's ranks; threads, and calls of a thread.
+_GROUPS_BYTES, _LONGEST_RANKS = 30_000, 2000
 _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
 _END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
@@ -53,6 +54,7 @@ _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
 # Arguments of init_process_group that take the place of variables of the rank's start.
 _ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}
 _ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
+_GIVEN = (*_ARGUMENTS, "GROUP_RANK", "LOCAL_WORLD_SIZE")
 # Modules through which ranks may exchange data, or whose child may do their work.
 _OTHER_WAYS = {"mpi4py.MPI", "horovod.torch"}
 _OTHER_WAYS |= {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
@@ -93,7 +95,7 @@ class Replier:
         self._since = 0.0  # when they changed
         self._signal = 0
         self._busy = allocate_lock()
-        self._given = {name: os.environ.get(name, "") for name in (*_ARGUMENTS, "GROUP_RANK")}
+        self._given = {name: os.environ.get(name, "") for name in _GIVEN}
         self._has_others = self._given["WORLD_SIZE"] not in ("", "1")  # ranks
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -143,7 +145,7 @@ class Replier:
                 making, note = self._meeting(raised[::-1])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
-                found["groups"] = [*making, *groups_now(has_failed=not making)][:_MOST_GROUPS]
+                found["groups"], _ = self._fitting(making, has_failed=not making)
         return found
 
     def script_ended(self) -> None:
@@ -241,10 +243,18 @@ class Replier:
             self._note_collectives()
             if not wants_all:
                 return {}
-        found: dict[str, Any] = {"groups": [*making, *groups_now()][:_MOST_GROUPS]}
+        groups, has_more = self._fitting(making)
+        found: dict[str, Any] = {"groups": groups, "has_more": has_more}
         if self._has_others and not (self._has_exchanged or self._has_returned):
             found["note"] = note
         return found
+
+    def _fitting(self, making: list[Any], *, has_failed: bool = False) -> tuple[list[Any], bool]:
+        """Return the groups that a report has room for, and whether there are more."""
+        groups = [*making, *groups_now(has_failed=has_failed)]
+        room = _GROUPS_BYTES // int(self._given["LOCAL_WORLD_SIZE"] or 1)
+        count = sum(size < room for size in accumulate(len(dumps(one)) for one in groups))
+        return groups[:count], count < len(groups)
 
     def _meeting(self, frames: Sequence[Any]) -> tuple[list[list[Any]], str]:
         """Return the group that a stack is making, as a group in which it waits.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-MOST_GROUPS = 64  # of a rank's reply, at most
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _MOST_RANKS = 1 << 17
 
@@ -90,11 +89,6 @@ class StalledRank(NamedTuple):
         """Return this rank as one that has continued from where it waited."""
         groups = tuple(group._replace(waits=0) for group in self.groups)
         return self._replace(trouble=trouble, groups=groups)
-
-    def with_groups(self, most: int) -> StalledRank:
-        """Return this rank with so many groups at most; those come first in which it waits."""
-        has_more = self.has_more or len(self.groups) > most
-        return self._replace(groups=self.groups[:most], has_more=has_more)
 
 
 class NoProgressReport(NamedTuple):

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.watch.progress import MOST_GROUPS, Group, Key, StalledRank
+from launcher.watch.progress import Group, Key, StalledRank
 
 _UNKNOWN = 1 << 62  # collectives
 
@@ -186,8 +186,7 @@ def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
     """
     if view is None:
         is_known = bool(rank.trouble) or not furthest.is_counted
-        has_more = rank.has_more or len(rank.groups) >= MOST_GROUPS
-        return 0 if is_known and not has_more else _UNKNOWN
+        return 0 if is_known and not rank.has_more else _UNKNOWN
     if furthest.is_counted and rank.trouble and not rank.has_ended:
         return min(view.last, max(furthest.last - 1, 0))
     return view.last
