@@ -18,7 +18,7 @@ from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
 from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
-from launcher.result.failure import earlier_failure, prepare_failure, write_failure
+from launcher.result.failure import prepare_failure, write_failure
 from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
@@ -139,7 +139,4 @@ def _report(end: State, environ: Mapping[str, str], now: float) -> Result:
         log(line)
     if result.exit_code and not result.stop_signal:
         write_failure(result.text, environ)
-    left = earlier_failure(environ)
-    if left and (result.exit_code == 0 or result.stop_signal):
-        log(f"{left} is from an earlier run; it is kept, since this run has not failed.")
     return result

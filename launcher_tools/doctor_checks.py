@@ -25,7 +25,7 @@ from typing import Callable, TypeVar
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.child import Answer, ask
-from launcher.host.network import is_literal, listen_on_all, look_up
+from launcher.host.network import listen_on_all, look_up
 from launcher.host.processes import stat
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
@@ -117,7 +117,7 @@ def names(job: Job, environ: Mapping[str, str]) -> Findings:
     here = [
         host
         for host, address in addresses.items()
-        if is_loopback(address) and not is_literal(cluster.address(host))
+        if is_loopback(address) and address != cluster.address(host)
     ]
     if unknown:
         seen = f"no address within {NAMES_SECONDS} s for {listed(unknown)}"

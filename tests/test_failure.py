@@ -7,7 +7,7 @@ from jobs import job_of
 
 from launcher.result import failure
 from launcher.result.causes import LIMIT, Aside, Cause, of_rank, of_torchrun
-from launcher.result.failure import earlier_failure, output_dir, prepare_failure, write_failure
+from launcher.result.failure import output_dir, prepare_failure, write_failure
 from launcher.result.raised import Exit, Link, read
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
@@ -228,7 +228,6 @@ def test_a_scripts_own_file_of_this_run_stays_though_there_was_one_before(earlie
         os.utime(path, (before.st_atime + 1, before.st_mtime + 1))
     assert write_failure("of the launcher", environ) is None
     assert path.read_text() == text and "kept as it is" in logged()
-    assert earlier_failure(environ) == ""
 
 
 def test_what_is_no_file_is_none_of_an_earlier_run(tmp_path, logged, monkeypatch):

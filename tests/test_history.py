@@ -177,7 +177,7 @@ def pipe(folder):
     ("make", "why"),
     [
         (full, "No space left on device"),
-        (pipe, "Illegal seek"),
+        (pipe, "UnsupportedOperation: File or stream is not seekable."),
         (lambda folder: folder.write_text(""), "File exists"),
         (lambda folder: (folder / "events.jsonl").mkdir(parents=True), "Is a directory"),
     ],

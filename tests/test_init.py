@@ -18,7 +18,6 @@ from launcher_tools import doctor_checks
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
-KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # of its socket
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 # A launcher as the init sees it: it registers, gets a stop, and says how it ends.
 STAND_IN = f"""
@@ -383,7 +382,7 @@ def test_garbage_on_its_socket_changes_nothing(init):
     name = poll(lambda: host.out.strip())
     with contextlib.ExitStack() as strangers:
         for word in (b"7 stopped", os.urandom(1000), None) * 100:
-            stranger = strangers.enter_context(socket.socket(*KIND))
+            stranger = strangers.enter_context(socket.socket(socket.AF_UNIX))
             with contextlib.suppress(BrokenPipeError):  # it has closed it
                 stranger.connect("\0" + name.partition(":")[0])
                 if word:

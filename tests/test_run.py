@@ -383,15 +383,6 @@ def test_the_benchmark_of_its_own_cost_still_runs():
     assert done.stdout.count("\n|") == 8  # six figures below the head
 
 
-def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_path):
-    path = tmp_path / "output" / "failure"
-    path.write_text("of an earlier run")
-    host = start("--train-script", script(""), SM_OUTPUT_DIR=str(path.parent))
-    assert host.wait() == 0, host.log()
-    assert path.read_text() == "of an earlier run"
-    assert f"{path} is from an earlier run; it is kept, since this run has not failed." in host.err
-
-
 def test_what_has_happened_while_a_launcher_was_stopped_comes_before_what_is_due():
     class Late(selectors.DefaultSelector):
         """What a select() sees that was stopped until its time was over: nothing."""

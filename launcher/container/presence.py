@@ -12,7 +12,6 @@ token proves that a process has the environment of the init's command, as whatev
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import selectors
 import signal
@@ -22,11 +21,13 @@ from typing import Callable, Optional
 
 from launcher.job.options import INIT
 from launcher.result.causes import Result
+from launcher.text.protocol import LineSocket
 
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
 _BACKLOG = 128  # pending connections
 _NO_JOB = b"none"
+_LINE_LIMIT = 64  # bytes
 
 
 def register(environ: Mapping[str, str]) -> Report:
@@ -35,17 +36,17 @@ def register(environ: Mapping[str, str]) -> Report:
     None is the result of what was no launcher of a job: a dry run.
     """
     name, _, token = environ.get(INIT, "").partition(":")
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)  # an init that is suspended holds up no launcher
     with contextlib.suppress(OSError):  # the init of this variable has ended
         if name:
             connection.connect("\0" + name)
-            connection.send(token.encode())
+            connection.send(token.encode() + b"\n")
 
     def report(result: Result | None) -> None:
         message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
         with contextlib.suppress(OSError):  # there is no init
-            connection.send(message)
+            connection.send(message + b"\n")
 
     return report
 
@@ -59,10 +60,10 @@ class LauncherRegistry:
 
     def __init__(self, selector: selectors.BaseSelector, joined: Callable[[int], None]) -> None:
         self.result: Result | None = None
-        self._pids: dict[socket.socket, int] = {}  # 0: it has not sent the token yet
+        self._pids: dict[LineSocket, int] = {}  # 0: it has not sent the token yet
         self._selector, self._joined = selector, joined
         self._token = os.urandom(16).hex()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
@@ -78,37 +79,34 @@ class LauncherRegistry:
         """Accept the pending connections."""
         for _ in range(_BACKLOG + 1):  # leave the others for the next turn of the loop
             try:
-                connection, _ = self._listener.accept()
+                accepted, _ = self._listener.accept()
             except OSError:  # none is pending, or no descriptor is free
                 return
-            connection.setblocking(False)
+            connection = LineSocket(accepted, _LINE_LIMIT, self._selector, self._take, self._lost)
             self._pids[connection] = 0
-            act = functools.partial(self._read, connection)
-            self._selector.register(connection, selectors.EVENT_READ, act)
-            self._read(connection)
+            connection.read()
             if len(strangers := [each for each, pid in self._pids.items() if not pid]) > _BACKLOG:
                 self._close(strangers[0])
 
-    def _read(self, connection: socket.socket) -> None:
-        try:
-            message = connection.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:  # closed, perhaps in this turn of the loop
-            message = b""
-        if self._pids.get(connection):
-            if message != _NO_JOB:
-                code, stop_signal = map(int, message.split() or (KILLED.exit_code, 0))
+    def _take(self, connection: LineSocket, line: bytes) -> None:
+        if self._pids[connection]:
+            if line != _NO_JOB:
+                code, stop_signal = map(int, line.split())
                 self.result = Result(code, stop_signal=stop_signal)
-        elif message == self._token.encode():
+        elif line == self._token.encode():
             # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
-            if pid := connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED):
+            pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
+            if pid:
                 self._pids[connection] = pid
                 self._joined(pid)
                 return
         self._close(connection)
 
-    def _close(self, connection: socket.socket) -> None:
-        if self._pids.pop(connection, None) is not None:
-            self._selector.unregister(connection)
-            connection.close()
+    def _lost(self, connection: LineSocket, _: Exception) -> None:
+        if self._pids.get(connection):
+            self.result = KILLED
+        self._close(connection)
+
+    def _close(self, connection: LineSocket) -> None:
+        self._pids.pop(connection, None)
+        connection.close()

@@ -28,10 +28,9 @@ class _LauncherRunner(process.ProcessRunner):  # type: ignore[misc]
 def _is_launcher(path: str) -> bool:
     """Tell whether a program is a launcher: its folder's __main__.py, or its one file."""
     main = "launcher/__main__.py"
-    if not zipfile.is_zipfile(path):
-        return path.endswith(f"/{main}")
-    with zipfile.ZipFile(path) as archive:
-        return main in archive.namelist()
+    if zipfile.is_zipfile(path):
+        return main in zipfile.ZipFile(path).namelist()
+    return path.endswith(f"/{main}")
 
 
 def main() -> None:

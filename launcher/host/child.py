@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.host.processes import send, start_tied
+from launcher.host.processes import send, start, start_tied, tie_to_this_process
 from launcher.host.signals import Signals
 from launcher.text.protocol import LineSocket, decoded
 
@@ -37,13 +37,10 @@ def ask(
 
     Kill it after `seconds`, or if a stop is among the signals; the stop is not taken from them.
     """
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    }
+    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    pipes |= {"stdin": subprocess.DEVNULL, "preexec_fn": tie_to_this_process()}
     try:
-        process = start_tied(argv, environ, **pipes)
+        process = start(argv, environ, start_new_session=True, **pipes)
     except LaunchError as error:
         return Answer("", "", str(error).rstrip("."))
     out = err = b""
@@ -91,8 +88,7 @@ class Helper(LineSocket):
         with theirs:
             argv, fds = [*argv, str(theirs.fileno())], [theirs.fileno()]
             try:
-                process = start_tied(argv, environ, folder=folder, pass_fds=fds)
-                self.pid, process.returncode = process.pid, 0  # the loop reaps it, not Popen
+                self.pid = start_tied(argv, environ, folder=folder, pass_fds=fds)
             except LaunchError as error:
                 why = f"{name} cannot be started: {str(error).rstrip('.')}"
         super().__init__(

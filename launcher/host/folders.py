@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.host.within import within
+from launcher.text.background import within
 
 _SECONDS = 1.0  # for a count: a job's end waits for it
 _MOST_ENTRIES = 2000
 
 
-def files_below(folders: Sequence[str], age: float | None = None) -> int:
+def files_below(folders: Sequence[str], age: float = math.inf) -> int:
     """Count the files below some folders that have changed within `age` seconds.
 
     A folder that does not exist has none. Return -1 if a second or 2,000 entries were not enough.
-    Without an age, stop at the first file.
     """
-    since = 0.0 if age is None else time.time() - age
+    since = time.time() - age
 
     def count() -> int:
         files = 0
-        for seen, changed in enumerate(_changes(folders), 1):
-            files += 0 < changed >= since
-            if files and age is None:
-                break
-            if seen > _MOST_ENTRIES:
+        for entries, changed in enumerate(_changes(folders), 1):
+            files += changed > since
+            if entries > _MOST_ENTRIES:
                 return -1
         return files
 
@@ -36,9 +34,9 @@ def files_below(folders: Sequence[str], age: float | None = None) -> int:
 
 
 def _changes(folders: Sequence[str]) -> Iterator[float]:
-    """Yield when each file has changed, in seconds since the epoch; 0 for each folder."""
+    """Yield when each file has changed, in seconds since the epoch; for each folder, never."""
     for top, below, names in itertools.chain.from_iterable(map(os.walk, folders)):
-        yield from (0.0 for _ in below)
+        yield from (-math.inf for _ in below)
         for name in names:
             with contextlib.suppress(OSError):  # it is gone
                 yield os.lstat(os.path.join(top, name)).st_ctime

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import time
+from datetime import datetime, timezone
 from typing import Callable
 
 from launcher.text.notes import Note
@@ -31,7 +30,6 @@ class Journal:
     def __init__(self, folder: str, host: str, began: float, log: Callable[[str], None]) -> None:
         self._host, self._began, self._log = host, began, log
         self._path = os.path.join(host_folder(folder, host), NAME)
-        self._file: io.FileIO | None = None
         self._writer = Writer(self._write)
         self._is_off = not folder  # also after an error
 
@@ -39,11 +37,10 @@ class Journal:
         """Write a line about something that happens now, in an attempt."""
         if self._is_off:
             return
-        utc = time.time()
-        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(utc))
+        utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         cause = note.cause.partition("\n")[0].removeprefix("launcher: ")
         fields = {
-            "utc": f"{second}.{int(utc % 1 * 1000):03d}Z",
+            "utc": utc.replace("+00:00", "Z"),
             "seconds": round(now - self._began, 3),
             "attempt": attempt,
             **note._asdict(),
@@ -59,9 +56,11 @@ class Journal:
         if self._is_off:
             return
         try:
-            self._file = self._file or _opened(self._path)
-            while line:
-                line = line[self._file.write(line) :]
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            with open(self._path, "a+b") as file:
+                if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    file.write(b"\n")  # after a line that a full disk has cut off
+                file.write(line)
         except Exception as error:  # a full disk, a read-only folder, our own bug
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
@@ -70,11 +69,3 @@ class Journal:
     def close(self) -> None:
         """Wait until all is written, but not for a folder that hangs."""
         self._writer.flush(_END_SECONDS)
-
-
-def _opened(path: str) -> io.FileIO:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    file = io.FileIO(path, "a+")
-    if (size := file.tell()) and os.pread(file.fileno(), 1, size - 1) != b"\n":
-        file.write(b"\n")  # after a line that a full disk has cut off
-    return file

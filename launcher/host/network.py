@@ -7,7 +7,7 @@ import errno
 import socket
 from typing import Any
 
-from launcher.host.within import within
+from launcher.text.background import within
 from launcher.text.words import is_loopback
 
 SocketAddress = tuple[Any, ...]  # as getaddrinfo gives it
@@ -30,13 +30,6 @@ def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, Socket
     return list(dict.fromkeys((family, address) for family, *_, address in found))
 
 
-def is_literal(host: str) -> bool:
-    """Tell whether a host's name is an address."""
-    with contextlib.suppress(OSError, UnicodeError):
-        return bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
-    return False
-
-
 def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     """Listen on the addresses of this host's name; if it has none of them, on all of its own.
 
@@ -44,12 +37,9 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or may have no address
     on this host alone. Raises OSError: EADDRINUSE if the port is taken.
     """
-    if is_literal(host):
-        found = look_up(host, port)
-    else:
-        found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), [])
-        if any(is_loopback(str(to[0])) for _, to in found):
-            return [listen_on_all(port)], True
+    found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), list[Any]())
+    if any(is_loopback(to[0]) and to[0] != host for _, to in found):
+        return [listen_on_all(port)], True
     listeners: list[socket.socket] = []
     for family, to in found:
         try:

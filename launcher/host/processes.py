@@ -43,17 +43,17 @@ def start(
 
 
 def start_tied(
-    argv: Sequence[str], environ: Mapping[str, str], *, folder: str = "", **options: Any
-) -> subprocess.Popen[bytes]:
+    argv: Sequence[str], environ: Mapping[str, str], *, folder: str, **options: Any
+) -> int:
     """Start a child, as `start` does, in a session of its own, which ends with this process.
 
-    `folder` is its current folder, "" for this process's. It ignores a scheduler's warnings, which
-    would kill torchrun. Keepers restore their scripts' own dispositions.
+    Return its pid. `folder` is its current folder, "" for this process's. It ignores a scheduler's
+    warnings, which would kill torchrun. Keepers restore their scripts' own dispositions.
     """
-    tie = tie_to_this_process(*WARNINGS)
-    return start(
-        argv, environ, cwd=folder or None, start_new_session=True, preexec_fn=tie, **options
-    )
+    options |= {"cwd": folder or None, "preexec_fn": tie_to_this_process(*WARNINGS)}
+    child = start(argv, environ, start_new_session=True, **options)
+    child.returncode = 0  # Popen must not wait for it: reap() does
+    return child.pid
 
 
 def tie_to_this_process(*ignored: int) -> Callable[[], None]:

@@ -123,9 +123,7 @@ class System:
         Raises LaunchError.
         """
         processes.adopt_orphans()
-        child = processes.start_tied(argv, environ, folder=folder, stderr=stderr)
-        child.returncode = 0  # Popen must not wait for it: reap() does
-        return child.pid
+        return processes.start_tied(argv, environ, folder=folder, stderr=stderr)
 
     def start_helper(
         self,

@@ -51,19 +51,13 @@ def prepare_failure(environ: Mapping[str, str]) -> None:
         _earlier[path] = version
 
 
-def earlier_failure(environ: Mapping[str, str]) -> str:
-    """Return the path of an earlier run's failure file if it still exists, else ""."""
-    path = _path(environ)
-    return path if path in _earlier and _earlier[path] == version_of(path) else ""
-
-
 def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> str | None:
     """Write the failure file, but not over one of this run; return its path if it was written.
 
     A missing or read-only folder costs a line in the log (none if quiet), not the job.
     """
     path = _path(environ)
-    is_earlier = bool(earlier_failure(environ))
+    is_earlier = path in _earlier and _earlier[path] == version_of(path)
     while _reserve:
         os.close(_reserve.pop())
     try:

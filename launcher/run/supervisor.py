@@ -26,6 +26,7 @@ from launcher.errors import WARNINGS, LaunchError
 from launcher.host.child import Helper
 from launcher.host.folders import files_below
 from launcher.host.journal import Journal, host_folder
+from launcher.host.run_dir import remove
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
@@ -108,7 +109,8 @@ class Supervisor(Stepping):
         self._plan = job.plan
         if not job.error:
             try:
-                self._folder, listener = self._open.enter_context(system.run_dir(environ))
+                self._folder, listener = system.run_dir(environ)
+                self._open.callback(remove, self._folder)
                 self._keepers.listen(listener)
             except Exception as error:  # before any host has started anything
                 job = Job(job.cluster, job.options, error=error)

@@ -1,10 +1,12 @@
-"""Threads beside the loop."""
+"""Threads beside the loop: what may take long, or hang."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from typing import Callable
+from typing import Callable, TypeVar
+
+T = TypeVar("T")
 
 
 def start(function: Callable[[], object]) -> threading.Thread:
@@ -21,3 +23,16 @@ def start(function: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
+
+
+def within(seconds: float, function: Callable[[], T], otherwise: T) -> T:
+    """Return what a function returns within so many seconds, `otherwise` if it takes longer.
+
+    Also if no thread can be started.
+    """
+    found: list[T] = []
+    try:
+        start(lambda: found.append(function())).join(seconds)
+    except RuntimeError:
+        pass
+    return found[0] if found else otherwise

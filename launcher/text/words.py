@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 PREFIX = "--launcher-"
 NAMED = 8  # hosts, at most, that one message names; it counts the others
-_NAMES_LIMIT = 600  # characters, at most, of these names; the failure file has 1,024
 
 
 class Log(NamedTuple):
@@ -46,14 +45,8 @@ def shortened(text: str, limit: int) -> str:
 
 
 def listed(hosts: Sequence[str]) -> str:
-    """Return the first hosts, as many as a message can name, and the number of the others."""
-    count, length = 0, 0
-    for host in hosts[:NAMED]:
-        length += len(host)
-        if count and length > _NAMES_LIMIT:
-            break
-        count += 1
-    return join_and_count(hosts[:count], len(hosts) - count)
+    """Return the first hosts, and the number of the others."""
+    return join_and_count(hosts[:NAMED], len(hosts[NAMED:]))
 
 
 def join_and_count(words: Sequence[str], more: int) -> str:

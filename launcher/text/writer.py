@@ -29,20 +29,16 @@ class Writer:
 
     def add(self, data: bytes) -> None:
         """Queue data for writing."""
-        self._queue.put(data)
-        if self._thread is None:
-            try:
-                self._thread = background.start(self._run)
-            except RuntimeError:
-                self._write_next()
+        try:
+            self._thread = self._thread or background.start(self._run)
+            self._queue.put(data)
+        except RuntimeError:
+            self._write(data)
 
     def _run(self) -> None:
         while True:
-            self._write_next()
-
-    def _write_next(self) -> None:
-        self._write(self._queue.get())
-        self._queue.task_done()
+            self._write(self._queue.get())
+            self._queue.task_done()
 
     def flush(self, seconds: float) -> None:
         """Wait until all is written, but at most so many seconds."""

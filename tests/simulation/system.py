@@ -6,13 +6,12 @@ of a launcher.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 import selectors
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import LaunchError
@@ -259,15 +258,14 @@ class System:
 
     # Keepers.
 
-    @contextlib.contextmanager
-    def run_dir(self, environ: Mapping[str, str]) -> Iterator[tuple[str, Listener]]:
+    def run_dir(self, environ: Mapping[str, str]) -> tuple[str, Listener]:
         """Return the name of a folder for the job, and what listens for keepers."""
         cannot = self.job.of(self.machine, What.NO_FOLDER)
         if cannot:
             self.job.watch.fault(cannot, self.machine)
             raise LaunchError("cannot create a folder in /tmp (read-only); set TMPDIR.")
         self.listener = Listener()
-        yield "/job", self.listener
+        return "/no/such/folder", self.listener
 
     def disconnect(self) -> None:
         """This launcher was killed: the kernel closes what it has open."""
