@@ -171,16 +171,19 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
     poll(nothing_is_left)
 
 
-def test_a_script_that_cannot_be_started_is_said_once(start):
+def test_a_script_that_cannot_be_started_is_said_once_and_leaves_no_file_open(start):
     kept = start("")
     count = len(os.listdir(f"/proc/{kept.pid}/fd"))
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (count + 3, count + 3))
-    kept.send(run=RUN)
-    assert kept.wait("ended")["code"] == 126
-    kept.end()
-    kept.wait("cleared")
-    (line,) = [one["log"] for one in kept.told if "log" in one]
-    assert line.startswith("rank 0 cannot be started (Too many open files)")
+    for more in range(6):  # two for its connection, two for each stream
+        resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (count + more, count + 100))
+        kept.send(run=RUN)
+        assert kept.wait("ended")["code"] == 126
+        assert len(os.listdir(f"/proc/{kept.pid}/fd")) == count
+        kept.end(more)
+        kept.wait("cleared")
+    lines = [one["log"] for one in kept.told if "log" in one]
+    assert {line[:46] for line in lines} == {"rank 0 cannot be started (Too many open files)"}
+    assert len(lines) == 6
     # Of a process that there never was the launcher could make nothing.
     assert not [one for one in kept.told if "said" in one]
 

@@ -21,13 +21,14 @@ def show(text: bytes, *, prefix: bytes = b"", reads: bool = True) -> tuple[bytes
     """Return what a console that is a pipe got of a stream, and how many bytes it did not get."""
     reader, writer = os.pipe()
     stream = output.Stream(output.Console(writer), -1, prefix)
+    stream.open()
     console = os.fdopen(reader, "rb")
     with ThreadPoolExecutor() as pool, console:
         read = pool.submit(console.read) if reads else None
         for begin in range(0, len(text), 1000):
             os.write(stream.writer, text[begin : begin + 1000])
             stream.read(0.0)
-        os.close(stream.writer)
+        stream.close_writer()
         left_out = stream.finish(time.monotonic() + (60 if reads else 0))
         for descriptor in {writer, stream.console.descriptor}:
             os.close(descriptor)
@@ -83,6 +84,7 @@ def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
     """Of its states one each 5 s is a line, and the last one; other lines are whole at once."""
     with open(tmp_path / "console", "wb") as console:
         stream, now, seen = output.Stream(output.Console(console.fileno()), -1, b""), 100.0, 0
+        stream.open()
         for step in steps:
             if isinstance(step, bytes):
                 now += 0.02
@@ -100,8 +102,8 @@ def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
                     now += 0.1
                     if now >= stream.due:
                         stream.show_due(now)
-        for descriptor in (stream.reader, stream.writer):
-            os.close(descriptor)
+        stream.close_writer()
+        stream.close()
 
 
 # Jobs.

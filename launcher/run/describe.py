@@ -76,8 +76,8 @@ def end(error: BaseException) -> dict[str, Any]:
 def killed() -> list[str]:
     """Return that a process of multiprocessing was killed, in words, if one was.
 
-    To be called if a connection to one broke. The process is not reaped: the script must do that. A
-    process that SIGTERM has ended does not count: somebody ended it.
+    To be called if a connection to one broke. A process that SIGTERM has ended does not count:
+    somebody ended it.
     """
     by = time.monotonic() + _TO_DIE
     with contextlib.suppress(Exception):  # an unknown version of Python
@@ -85,10 +85,10 @@ def killed() -> list[str]:
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [child for module in modules for child in getattr(module, "_children", ())]
             for child in children:
-                number = _killed_by(child._popen)
-                if number not in (0, signal.SIGTERM):
+                number = -(child.exitcode or 0)
+                if number > 0 and number != signal.SIGTERM:
                     how = _SIGNALS.get(number, f"signal {number}")
-                    name = f"{str(child.name)[:_NAME]} (pid {child._popen.pid})"
+                    name = f"{str(child.name)[:_NAME]} (pid {child.pid})"
                     return [f"its child process {name} was killed by {how}"]
             if not children or time.monotonic() >= by:
                 break
@@ -103,17 +103,6 @@ def _is_broken_connection(error: BaseException) -> bool:
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     package = os.path.basename(os.path.dirname(files[-1])) if files else ""
     return package in ("multiprocessing", "multiprocess")
-
-
-def _killed_by(child: Any) -> int:
-    """Return the signal that has ended a child, 0 if none has, or if it is no child of ours."""
-    if child.returncode is not None:
-        return max(0, -int(child.returncode))
-    with contextlib.suppress(OSError):
-        end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-            return int(end.si_status)
-    return 0
 
 
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:

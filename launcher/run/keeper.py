@@ -74,6 +74,7 @@ class Script:
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
     says: Link | None = None
+    its: _socket.socket | None = None  # its end of that connection, until its process has that
     file = -1
 
     def __init__(self, grace: float = 30.0, log: str = "") -> None:
@@ -81,13 +82,13 @@ class Script:
         self.streams: list[Stream] = []
 
     def open(self, *, shows: bool, prefix: str, merges: bool, bars: str) -> list[int]:
-        """Return its own stdout and stderr, and its socket. Raises OSError.
+        """Return its own stdout and stderr. Raises OSError.
 
         Its streams are pipes that we read, or a terminal. `shows`: the console shows them.
         `merges`: both are stdout. `bars`: the numbers of streams whose progress bars are shown
         unchanged, as on a terminal.
         """
-        ours, its = _socket.socketpair()
+        ours, self.its = _socket.socketpair()
         self.says = Link(ours)
         # One stream keeps the order of output to both.
         is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
@@ -100,8 +101,8 @@ class Script:
             stream = Stream(Console(number), self.file, prefix.encode())
             stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
             self.streams.append(stream)
-            writers.append(stream.writer)
-        return [writers[0], writers[-1], its.detach()]
+            writers.append(stream.open())
+        return [writers[0], writers[-1]]
 
     @property
     def died_of_a_stop(self) -> bool:
@@ -119,8 +120,16 @@ class Script:
         clues = {} if self.signal or not self.code else _clues(self.code, tail)
         return {"code": self.code, "response": self.response, **clues}
 
+    def close_its(self) -> None:
+        """Close the ends of its process, which has got them, or was not started."""
+        if self.its:
+            self.its.close()
+        for stream in self.streams:
+            stream.close_writer()
+
     def close(self) -> None:
         """Close all of its files."""
+        self.close_its()
         if self.says:
             self.says.close()
         for stream in self.streams:
@@ -264,7 +273,7 @@ class Keeper:
         except OSError as error:
             self._log(f"cannot write {log} ({error.strerror}); the job continues without it.")
         try:
-            stdout, stderr, says = script.open(**how)
+            stdout, stderr = script.open(**how)
             script.pid = script.group = self._fork(stdout, stderr, ignored)
         except OSError as error:  # too many processes or open files
             why = f"({error.strerror}); raise ulimit -u, or ulimit -n"
@@ -273,12 +282,12 @@ class Keeper:
             script.close()  # nobody is there who could say anything
             self._script = Script(grace)
             return
-        if not script.pid:
+        if not script.pid and script.its:
+            says = script.its.detach()
             all_of_it: dict[str, str | None] = {**self._environ, **environ}
             all_of_it["LAUNCHER_KEEPER"] = str(says)
             raise Forked({name: text for name, text in all_of_it.items() if text is not None}, says)
-        for descriptor in (says, *(stream.writer for stream in script.streams)):
-            os.close(descriptor)
+        script.close_its()
         self._has_children = True
         self._launcher.send({"runs": {"pid": script.pid}})
 

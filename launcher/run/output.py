@@ -93,13 +93,18 @@ class Stream:
     shows, has_bars = True, False
 
     def __init__(self, console: Console, file: int, prefix: bytes) -> None:
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
+        self.reader = self.writer = -1
         self.console, self._file, self._prefix = console, file, prefix
         self.tail, self.read_at = b"", 0.0  # the end of all output, and when it was read
         self._rest, self._is_in_line = b"", False
         self._rest_due = NEVER  # when text without a line end is shown
         self._bars = Bars()
+
+    def open(self) -> int:
+        """Make the pipe; return the script's end. Raises OSError."""
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        return self.writer
 
     @property
     def is_read(self) -> bool:
@@ -186,6 +191,12 @@ class Stream:
         self.console.drain(deadline)
         count, self.console.left_out = self.console.left_out, 0
         return count
+
+    def close_writer(self) -> None:
+        """Close the script's end, in all processes but the script's."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
 
     def close(self) -> None:
         """Read no more."""

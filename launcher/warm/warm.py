@@ -21,7 +21,6 @@ import sys
 BEFORE = frozenset(sys.modules)  # as a script finds them
 
 # ruff: noqa: E402
-import builtins
 import contextlib
 import ctypes
 import gc
@@ -50,9 +49,6 @@ del sys.path[:2]
 for name in {*sys.modules} - BEFORE:
     if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") in (RUN, HERE):
         del sys.modules[name]
-_FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder"}  # of Python itself
-# Finders that .pth files install, with or without a sitecustomize: setuptools' and virtualenv's.
-_OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
 _before = dict(os.environ)  # before the imports
 
 
@@ -61,8 +57,6 @@ _before = dict(os.environ)  # before the imports
 
 def why_unfit(folder: str, preload: list[str]) -> str:
     """Import all; return why forks would differ from new processes, "" if they would not."""
-    if hooks := _hooks():
-        return f"{hooks} changes how Python imports modules"
     before = _state()
     for name in ("torch", "torch.distributed", *preload):
         try:
@@ -90,18 +84,6 @@ def _state() -> dict[str, set[str]]:
         "started a thread": {f"({number})" for number in os.listdir("/proc/self/task")},
         "started a process": {f"({pid})" for pid in keeper.below(os.getpid())},
     }
-
-
-def _hooks() -> str:
-    """Return the name of a site module that hooks imports: it may read RANK."""
-    own = next((one for one in ("sitecustomize", "usercustomize") if one in sys.modules), "")
-    finders = {
-        getattr(one, "__name__", type(one).__name__)
-        for one in sys.meta_path
-        if not getattr(one, "__module__", "").startswith(_OF_PTH_FILES)
-    }
-    is_hooked = finders - _FINDERS or not isinstance(builtins.__import__, type(len))
-    return own if own and is_hooked else ""
 
 
 def _hides_another(name: str, folder: str) -> bool:
