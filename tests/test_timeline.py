@@ -226,7 +226,7 @@ def test_the_page_and_the_text(tmp_path):
     assert all(len(row) <= 90 for row in rows[2:20]) and all(row.isprintable() for row in rows)
     (row,) = (row for row in rows if row.startswith("algo-12 93"))
     assert "X" in row and "S" in row
-    assert "16:03:09Z  algo-5, rank 37: stalled: ranks have made no progress for 60" in done.stdout
+    assert "16:03:09Z  stalled: ranks have made no progress for 60" in done.stdout
     assert not os.path.exists("timeline.html")
     completed(*TIMELINE, "--text", "-o", "page.html", folder)
     assert os.path.exists("page.html")
