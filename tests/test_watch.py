@@ -147,12 +147,12 @@ SENTENCES = [
     ),
     (
         f"begun 61 | begun 61 | begun 61 | ; {SILENT}",
-        "algo-2, rank 3 (local rank 1) takes no part any more, and no rank has begun a collective "
+        "algo-2, rank 3 (local rank 1) no longer takes part, and no rank has begun a collective "
         f"after #61 of the default group; rank 3 {SILENT}",
     ),
     (
         f"begun 61 | begun 61 | begun 61 | begun 61; {SILENT}",
-        "takes no part any more, and no rank has begun a collective after #61",
+        "no longer takes part, and no rank has begun a collective after #61",
     ),
     (
         "held 61 | held 61 | held 61 | held 61",
@@ -176,7 +176,7 @@ SENTENCES = [
     # How far those were is not known, and rank 0 may wait for rank 3.
     (
         f"begun 61, pair begun 4 | begun 61, pair begun 5 | ; {ENDED} | ; {ENDED}",
-        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) take no part any more, and no rank "
+        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) no longer take part, and no rank "
         "has begun a collective after #61 of the default group; rank 2 has ended with exit code 0",
     ),
 ]

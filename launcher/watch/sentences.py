@@ -77,7 +77,7 @@ def _absent(stall: Stall) -> str:
     elif not wait.group.is_counted:
         how = f"{'is' if is_alone else 'are'} absent from {_collective(wait.group)}"
     elif first.trouble:  # it may have begun as much as the others
-        how = "takes no part any more" if is_alone else "take no part any more"
+        how = "no longer takes part" if is_alone else "no longer take part"
         others = (
             f"and no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
         )
