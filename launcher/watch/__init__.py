@@ -29,19 +29,20 @@ absent: it does not complete because the network or a GPU fails, or because thei
 NCCL's groups it may be unknown which collectives have ended: then ranks that have begun more than
 others count as waiting, and a rank that does not reply as one that has begun less.
 
-Root. An absent rank may itself wait, in another group. The ranks at the root of the wait are absent
-somewhere and wait nowhere; the log names them. If there are none, a collective does not complete,
-or ranks wait for each other. The wait of a rank that does not reply may have ended, or another rank
-may be at the root: the log names such a rank only if no other is at the root.
+Root. An absent rank may itself wait, in another group. The ranks at the root are absent somewhere
+and wait nowhere; the log names them. If there are none, a collective does not complete, or ranks
+wait for each other. The wait of a rank that does not reply may have ended, or another rank may be
+at the root: the log names such a rank only if no other is at the root.
 
 Before the first collective. A rank inside init_process_group or new_group waits for the others that
 make the group, as in a collective. A rank stands still if its stack is the same in all polls, and
 its process tree uses almost no CPU. Both are logged, and end nothing: --launcher-hang-timeout
 counts collectives.
 
-Stall. Ranks belong together if they are members of groups in which one of them waits, directly or
-through others. They stall when none of them makes progress; the stall began with the last progress
-of any. While one of them makes progress nothing is logged: it may still arrive.
+Stall. A wait is stuck if no member of its group makes progress, and no absent rank waits in another
+group for one that does: it may still arrive. All stuck waits of a job are one stall, which began
+with the last progress of any of their ranks. If several groups that share no rank hang at once, the
+log names the root of the wait in which most ranks are; the others' once that is over.
 
 Certainty. The coordinator's knowledge is old: by one poll and the time to report. So a late rank
 keeps its last known state until it has missed two polls; a report is analysed 1 s later, with the

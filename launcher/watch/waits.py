@@ -133,7 +133,7 @@ def _reason(
     idle = absent - first_wait.keys()
     # A silent rank may wait itself: prefer another root.
     idle = {rank for rank in idle if not ranks[rank].trouble} or idle
-    for wait in sorted(stuck, key=lambda wait: not wait.absent):
+    for wait in sorted(stuck, key=lambda wait: (not wait.absent, not wait.is_sure)):
         root = tuple(rank for rank in wait.absent if rank in idle)
         if root or not wait.absent:
             return root, (wait,)
