@@ -53,7 +53,7 @@ _PLUGINS = (  # of aws-ofi-nccl, as in AWS's installer and AWS's images
 )
 _SHM, _SHM_USE = "/dev/shm", "data loader workers and NCCL pass data through it"
 _LITTLE_SHM, _LITTLE_DISK = 1 << 29, 1 << 30  # bytes; Docker's default of the first is 64 MiB
-_FEW_FILES, _DESCRIPTORS = 4096, 30  # the first launcher needs so many, and one for each host
+_FEW_FILES, _DESCRIPTORS = 4096, 30  # that the first launcher needs, besides one for each host
 _OTHER_THREADS = 16  # of a rank: torch's own, and its keeper's processes
 _SYSTEMS = ("systemd", "init", "launchd")
 _INITS = ("tini", "tini-static", "dumb-init", "docker-init", "catatonit")
@@ -68,7 +68,7 @@ _FEWER_WORKERS = "use fewer data loader workers (num_workers)"
 def at_once(
     functions: Mapping[str, Callable[[], _T]], seconds: float, signals: Signals | None = None
 ) -> dict[str, _T]:
-    """Call functions in threads; return what they have returned within so many seconds, by name.
+    """Call functions in threads; return the results that come within `seconds`, by name.
 
     A stop ends the wait. A thread that hangs ends with this process.
     """

@@ -235,7 +235,7 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
 
 
 def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
-    """End the job during a restart, whose reason follows that of the end."""
+    """End the job during a restart; its text names the reason for the restart, too."""
     return _end(state, failure._replace(restart=state.failed[-1]).result, now)
 
 
@@ -401,7 +401,7 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
 
 
 def _settled(state: JobState, clearing: Clearing) -> Result | None:
-    """Return how the job ends, once nothing can change it any more; None: it restarts."""
+    """Return how the job ends, when Clearing is over; None: it restarts."""
     if not clearing.failures:
         return clearing.end.result
     return _verdict(state, clearing.failures, clearing.cleared)

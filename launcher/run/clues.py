@@ -32,7 +32,7 @@ _KINDS = {
     r"|(?:disk|device) is full|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed"
     r"|iostream error|\d+ requested and \d+ written|[Nn]ot enough (?:free |disk )+space",
     "files": r"Too many open files(?! in system)",
-    # EAGAIN, in the words of Python, C++ and OpenBLAS; ENOMEM, of which shared memory takes a part.
+    # EAGAIN, in the words of Python, C++ and OpenBLAS; then ENOMEM, also that of shared memory.
     "processes": r"can't start new thread|Resource temporarily unavailable|pthread_create",
     "allocation": r"Cannot allocate memory",
     # SIGKILL has ended a process: torch's data loader ("is killed by signal: Killed") and spawn

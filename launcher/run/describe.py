@@ -22,7 +22,7 @@ from typing import Any
 # below the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
 _FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
-_LINKS = 6  # exceptions of a chain: so many from its start, from its end, and hidden ones
+_LINKS = 6  # at most, of a chain's exceptions: from its start, from its end, and hidden ones
 _WALK = 10_000  # exceptions to walk through for its end
 # Modules of the base classes of such processes; torch's are the first's.
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")

@@ -72,7 +72,7 @@ def run(job: Job, environ: Mapping[str, str], system: System) -> State:
 
 
 def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
-    """Wait for something to happen, at most so many seconds; return it.
+    """Wait for something to happen, for at most `timeout` seconds; return it.
 
     If this process was suspended meanwhile, select() may only report a timeout. So poll again: what
     has happened comes before what is due.
@@ -209,7 +209,7 @@ class Supervisor(Stepping):
         self._keepers.close()
         self._kill_torchrun()
         selector = self._system.selector
-        for key in list(selector.get_map().values()):  # nothing would read them any more
+        for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)
         deadline = self._system.now() + self.state.grace(Why.STOP) + _LAST_SECONDS
         while self._torchrun and self._system.now() < deadline:

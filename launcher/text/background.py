@@ -26,9 +26,9 @@ def start(function: Callable[[], object]) -> threading.Thread:
 
 
 def within(seconds: float, function: Callable[[], T], otherwise: T) -> T:
-    """Return what a function returns within so many seconds, `otherwise` if it takes longer.
+    """Return a function's result, or `otherwise` if it takes longer than `seconds`.
 
-    Also if no thread can be started.
+    Return `otherwise`, too, if no thread can be started.
     """
     found: list[T] = []
     try:

@@ -41,7 +41,7 @@ class Writer:
             self._queue.task_done()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all is written, but at most so many seconds."""
+        """Wait until all is written, for at most `seconds`."""
         with self._queue.all_tasks_done:
             self._queue.all_tasks_done.wait_for(lambda: not self.waiting, seconds)
 

@@ -170,7 +170,7 @@ class Watch:
         return stacks.crash_in("\n".join(self._of(pid).written), number)
 
     def disconnected(self, pid: int) -> None:
-        """Note that a rank cannot be polled any more: it has ended, or continues without us."""
+        """Note that a rank can no longer be polled: it has ended, or continues without us."""
         self._of(pid).is_connected = False
 
     # What is due.

@@ -156,7 +156,7 @@ class Replier:
             self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which replies after so many seconds."""
+        """Start the thread, which replies `after` seconds."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
         with contextlib.suppress(RuntimeError):  # ulimit -u
@@ -276,7 +276,7 @@ class Replier:
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
-    """Wait, for at most so many seconds, until none of torch's own threads is working.
+    """Wait until none of torch's own threads is working, for at most `seconds`.
 
     Poll at least 100 times: the process may have been suspended meanwhile.
 

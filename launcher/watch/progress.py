@@ -56,7 +56,7 @@ class StalledRank(NamedTuple):
     """One rank that has made no progress for `unchanged` seconds.
 
     `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
-    keeps its process alive. `trouble` is why it begins nothing any more, if known: it has ended, or
+    keeps its process alive. `trouble` is why it will begin nothing more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
     moved from its place, before its first collective. `note` explains why others will not come to
     where it waits. It may be in other groups if it `has_more`. The coordinator adds its `host`, and

@@ -30,7 +30,7 @@ def progress(stall: Stall) -> str:
 
 
 def nothing_exchanged(count: int) -> str:
-    """Return that so many ranks did not work together, as far as torch knows.
+    """Return the line about ranks that did not work together, as far as torch knows.
 
     They may have by other ways: a store of the script's, files, sockets.
     """
