@@ -178,7 +178,7 @@ class Job:
         return [rank for rank in self.ranks if rank.open and rank is not self.victim]
 
 
-NAMES = re.compile(" (?:absent|not begun|takes? no part)")
+NAMES = re.compile(" (?:absent|not begun|no longer takes? part)")
 
 
 def broken(seed, fault):

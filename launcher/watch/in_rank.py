@@ -237,7 +237,7 @@ class Replier:
         frames = [frame for frame, _ in walk_stack(main)]
         making, note = self._meeting(frames)
         counts = [_sequence(group) for group in dict(world.pg_names)]
-        numbers = recorded("fr").get("pg_status"), status(), counts, making
+        numbers = recorded("fr").get("pg_status"), status(world), counts, making
         if numbers != self._numbers:
             self._numbers, self._since = numbers, monotonic()
             self._note_collectives()
@@ -347,14 +347,15 @@ def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
     return dict(loads(dump(entries, False))) if dump else {}
 
 
-def status() -> Mapping[str, Mapping[str, str]]:
+def status(world: Any) -> Mapping[str, Mapping[str, str]]:
     """Return which NCCL collectives have ended, by a group's `uid`, if torch can tell it safely.
 
     Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
     """
     torch = sys.modules["torch"]
     is_safe = torch.__version__ >= (2, 10) and not torch.version.hip
-    return recorded("nccl").get("pg_status", {}) if is_safe else {}
+    has_nccl = any("nccl" in _kinds(one) for one in dict(world.pg_backend_config).values())
+    return recorded("nccl").get("pg_status", {}) if is_safe and has_nccl else {}
 
 
 def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
@@ -363,7 +364,7 @@ def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
     entries = recorded("fr", entries=True).get("entries", [])
     if has_failed and entries:
         entries[-1]["retired"] = False
-    return groups(world, entries, status())
+    return groups(world, entries, status(world))
 
 
 def groups(

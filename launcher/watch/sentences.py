@@ -78,9 +78,8 @@ def _absent(stall: Stall) -> str:
         how = f"{'is' if is_alone else 'are'} absent from {_collective(wait.group)}"
     elif first.trouble:  # it may have begun as much as the others
         how = "no longer takes part" if is_alone else "no longer take part"
-        others = (
-            f"and no rank has begun a collective after #{wait.group.last} of {_name(wait.group)}"
-        )
+        last = f"#{wait.group.last} of {_name(wait.group)}"
+        others = f"and no rank has begun a collective after {last}"
     else:
         how = f"{have} not begun {_collective(wait.group)}"
         others = f"which {plural(count, 'rank')} {'has' if count == 1 else 'have'}"
