@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
+from launcher.peers.connection import LINE_LIMIT
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import in_rank, judge, sentences, stacks, waits
@@ -455,8 +456,20 @@ def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_a_rank_
     groups = [[f"{n},{n + 1},{n + 9}", 0, 90 * "x", 9] for n in range(64)]
     monkeypatch.setattr(in_rank, "groups_now", lambda **_: groups)
     reply, has_more = in_rank.Replier(None)._fitting([])
-    assert has_more and len(json.dumps(reply)) < 30_000 / 8 and reply == groups[: len(reply)]
+    assert has_more and len(json.dumps(reply)) < 21_000 / 8 and reply == groups[: len(reply)]
     assert in_rank.Replier(None)._fitting([["0,1"]])[0][0] == ["0,1"]
+
+
+def test_what_many_ranks_of_a_host_report_is_one_message():
+    pids = range(7, 71)
+    watch, groups = watching(*pids), 17 * [["0-63", 0, "", 9]]  # as many as 64 ranks may send
+    request = watch.request_stacks(1, 15, may_signal=False)
+    calls = [(150 * "f", "/code/train.py", number) for number in range(40)]
+    for pid in pids:
+        threads = [["", lines(*calls), False]]
+        reply = {"unchanged": 40, "groups": groups, "threads": threads, "note": 150 * "n"}
+        watch.replied(pid, {**request, **reply}, 15)
+    assert len(json.dumps(report(watch, 16, dict.fromkeys(pids)))) < LINE_LIMIT
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():

@@ -9,6 +9,7 @@ seconds.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, Stalle
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MOST_WRITTEN = 200  # lines of a crash and a stack
 _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
-_STACKS_BYTES, _STACK_BYTES = 30_000, 6_000  # of a message, which may have 64 KiB; of a rank's
+_REPORT_BYTES, _STACK_BYTES = 60_000, 6_000  # of a message, which may have 64 KiB; of a rank's
 # For a rank to reply where it is; then to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _IDLE = 0.02  # of a core; a waiting rank and its children use less
@@ -248,9 +249,10 @@ class Watch:
             before, self._reported = self._reported, (timeless, report.others if timeless else 0)
             return [] if self._reported == before else [report]
         self._reported = None  # what is reported next is new
-        room = min(_STACK_BYTES, _STACKS_BYTES // max(1, len(running)))
+        room = (_REPORT_BYTES - len(json.dumps(report.ranks))) // max(1, len(running))
         texts = [
-            (self._ranks[pid].known.rank, self.text(pid, state_of(pid), room)) for pid in running
+            (self._ranks[pid].known.rank, self.text(pid, state_of(pid), min(room, _STACK_BYTES)))
+            for pid in running
         ]
         return [report._replace(number=number, stacks=tuple(texts)) for number in wanted]
 

@@ -46,7 +46,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 _RECORDER, _ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"  # torch's default where it is on by default
 # Limits of a reply: bytes of the groups of all ranks of a host, whose report has 64 KiB, and
 # characters of a group's ranks; threads, and calls of a thread.
-_GROUPS_BYTES, _LONGEST_RANKS = 30_000, 2000
+_GROUPS_BYTES, _LONGEST_RANKS = 20_000, 2000
 _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
 _END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
