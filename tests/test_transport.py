@@ -259,8 +259,9 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
                 arrived[host].close()
                 arrived[host] = arrive(host)
             assert json.loads(said) == {"Welcome": [""]}
-        start = b'{"Start": [1, 0]}\n'
-        assert {file.readline() for file in arrived.values()} == {start}
+        # Before it there may be signs of life, and who is still missing.
+        starts = [next(line for line in file if b"Start" in line) for file in arrived.values()]
+        assert set(starts) == {b'{"Start": [1, 0]}\n'}
         assert json.loads(first.stdout.readline()) == [True, None, [hard, hard]]
         line = f"launcher: each rank may open {hard:,} files (ulimit -n was {soft:,}).\n"
         assert first.stderr.read() == (line if soft < hard else "")
