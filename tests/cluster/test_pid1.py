@@ -65,13 +65,6 @@ def test_grandchildren_leave_no_zombie_and_no_process(job, host, how):
     assert host.log().count(" left running.") == 2
 
 
-def test_scripts_that_the_image_holds(job, host):
-    host.hyperparameters = {"train-script": "train_ddp.py", "epochs": 1}
-    job.start()
-    assert host.wait() == 0, host.log()
-    assert (host.opt_ml / "model" / "model.pt").exists()
-
-
 def test_an_estimators_entry_point_is_the_script(job, host):
     job.will_run("import sys; print('arguments', sys.argv[1:])", TRAIN, epochs=3)
     del host.hyperparameters["train-script"]
