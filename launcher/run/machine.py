@@ -166,6 +166,9 @@ def left(state: State, event: Leave, now: float) -> Step:
         return state, ()
     if event.result.exit_code:  # after a success, the program that ran torchrun may have failed
         state = state._replace(result=event.result)
+    if phase.why is Why.STOP and _is_success(state) and state.job.plan.runner:
+        # The program still works, and the stop came after all ranks of all hosts had succeeded.
+        state = state._replace(result=stopped(phase.number))
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # this launcher was suspended, and the others did not wait
         return state._replace(phase=phase._replace(leave_by=by)), ()

@@ -32,9 +32,11 @@ class Stub(Process):
         self.keeper = Keeper(self)
 
     def on_signal(self, number: int) -> None:
-        """Tell the keeper."""
+        """Tell the keeper; while Python starts, nothing handles it."""
         if self.keeper:
             self.keeper.hears_stub(number)
+        else:
+            self.end(-number)
 
     def child_ended(self, child: Process) -> None:
         """End after a keeper that was killed; the kernel has sent its script SIGTERM."""

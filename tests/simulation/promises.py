@@ -122,7 +122,9 @@ def best_failure(watch: Watch) -> Iterator[str]:
         return
     result, last = watch.decided[1], max(one.attempt for one in watch.failures)
     at = watch.settled_at
-    known = [one.failure for one in watch.failures if one.attempt == last and one.time <= at]
+    # A host may report in time for the next attempt what no attempt would survive.
+    counting = [one for one in watch.failures if one.attempt == last or not one.failure.may_restart]
+    known = [one.failure for one in counting if one.time <= at]
     if not known or result.exit_code == 0 or result.stop_signal:
         return
     expected = min(known, key=lambda failure: failure.cause).headline

@@ -67,6 +67,18 @@ ONCE_BROKEN = {
     "the store is gone before the ranks of the next attempt use it": Plan(
         1, script=Script(at_break=AtBreak.GOES_ON), max_restarts=1, seed=3, faults=(
             fault(What.RAISES, 5.0), fault(What.STORE_KILLED, 5.04))),
+    "a program works on a host that was stopped just before it heard that all have succeeded": Plan(
+        3, script=Script(seconds=3.0), seed=230, runner=1000.0, faults=(
+            fault(What.STOP, 5.0, 2),)),
+    "somebody asks for stacks just before a restart, and again after it": Plan(
+        1, nproc=2, max_restarts=1, seed=171, watch=5.0, hang_timeout=10.0, faults=(
+            fault(What.HANGS, 4.0), fault(What.STACKS, 30.5), fault(What.STACKS, 31.1))),
+    "torchrun ends a stub that has forked no keeper yet": Plan(
+        1, script=Script(seconds=30.0, save_code=143), seed=130, faults=(
+            fault(What.STARTS_SLOWLY, 0.0, amount=4.0), fault(What.TORCHRUN_TOLD, 3.3))),
+    "a keeper is killed as a restart begins": Plan(
+        script=Script(at_stop=AtStop.DIES), max_restarts=1, seed=108, faults=(
+            fault(What.ENDS, 2.4), fault(What.KEEPER_KILLED, 2.42, 1))),
 }  # fmt: skip
 
 
