@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import selectors
 import signal
 import socket
@@ -25,12 +26,14 @@ from launcher.text.protocol import LineSocket, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, crash_in, frames_of, place
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
 _STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
+# After these the coordinator has replied, or never will.
+_STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
 # Exit codes of a killed process, or of one that passes on a killed child's: shells', sys.exit's.
 _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
@@ -53,6 +56,7 @@ class Keepers:
         self.watch = watch
         self._system, self._take = system, take
         self._connections: list[_Connection] = []
+        self._request_again_at = -math.inf  # the coordinator has a request until then
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
@@ -84,6 +88,7 @@ class Keepers:
 
     def run(self, ranks: Sequence[int], start: Callable[[int], Mapping[str, Any]]) -> None:
         """Command keepers to run scripts; start(rank) is the rest of the command."""
+        self._request_again_at = -math.inf  # a restart drops a request
         stderr = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDERR)
         for keeper in self._keepers_of(ranks):
             with contextlib.suppress(OSError):  # it was killed; the next read finds that
@@ -105,6 +110,7 @@ class Keepers:
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""
+        self._request_again_at = -math.inf
         to = [one for one in self._connections if one.wants_stacks]
         self._send(message, to)
         for connection in to:
@@ -162,8 +168,7 @@ class Keepers:
             return self._said(connection, line[1:])
         message = decoded(line)
         if "want_stacks" in message:
-            connection.wants_stacks = True
-            return StacksRequest()
+            return self._stacks_requested(connection)
         if "hello" in message:
             hello = message["hello"]
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
@@ -188,6 +193,13 @@ class Keepers:
         else:
             self._system.log(printable(str(message["log"])))
         return None
+
+    def _stacks_requested(self, connection: _Connection) -> StacksRequest | None:
+        connection.wants_stacks = True
+        if self._system.now() < self._request_again_at:
+            return None
+        self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS
+        return StacksRequest()
 
     def _said(self, connection: _Connection, line: bytes) -> Any:
         """Return the event that a script's process reports, if any."""
