@@ -245,7 +245,7 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     failure, failed_at = _cause(failures)
     wait = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
     if failure.cause in (Cause.TIMED_OUT, Cause.SECONDARY) and not wait:
-        wait = ends.named(state.ends, failed_at, f"rank {failure.rank} failed")
+        wait = ends.named(state.succeeded, failed_at, f"rank {failure.rank} failed")
     if failure.cause >= Cause.TIMED_OUT:
         failure = failure._replace(reason=wait)
         failures = ((failure, failed_at), *failures)
@@ -309,14 +309,15 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     phase = state.phase
     if not isinstance(phase, (Running, Deciding)):
         return state, ()
-    state = state._replace(ends={**state.ends, host: ends.received(message, now)})
+    state = state._replace(succeeded={**state.succeeded, host: (message, now)})
     if not message.are_all:
         return state, ()
-    succeeded = [host for host, of_host in state.ends.items() if of_host.are_all]
+    reports = [report for report, _ in state.succeeded.values()]
+    are_all = sum(report.are_all for report in reports) == len(state.job.cluster.hosts)
     has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
-    if len(succeeded) < len(state.job.cluster.hosts) or has_failed:
+    if not are_all or has_failed:
         return state, ()
-    alone = [of_host.alone for of_host in state.ends.values()]
+    alone = [report.alone for report in reports]
     is_said = state.job.options.notes and all(alone) and sum(alone) > 1
     notes = [Log(nothing_exchanged(sum(alone)))] if is_said else []
     state, actions = _end(state, SUCCESS, now)
@@ -431,7 +432,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
         attempt=attempt,
         attempt_began=now,
         store=None,
-        ends={},
+        succeeded={},
         # A restart drops pending requests for stacks.
         watch=judge.Stalls(
             options,

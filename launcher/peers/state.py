@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.job.job import Job
-from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
-from launcher.peers.messages import Cleared, End, Hello
+from launcher.peers.messages import Cleared, End, Hello, Succeeded
 from launcher.result.causes import Failure, Result
 from launcher.watch import judge
 
@@ -72,7 +71,7 @@ class JobState(NamedTuple):
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
     failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
-    ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
+    succeeded: Mapping[str, tuple[Succeeded, float]] = {}  # last reports, and when they came
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 
     @property
