@@ -287,14 +287,14 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL:
         return state, before
-    done = (*before, _cleared(state, phase))
+    done = (*before, _report_of_end(state, phase))
     if not (phase.leave_by < math.inf and state.result):
         return state, done
     state, actions = left(state, Leave(state.result), now)
     return state, (*done, *actions)
 
 
-def _cleared(state: State, phase: Ending) -> Cleared:
+def _report_of_end(state: State, phase: Ending) -> Cleared:
     """Return what this host reports at the end of its ranks: whether all have handled a stop."""
     message = Cleared(phase.command, phase.survivors)
     reached = stops.reached(state.ranks.values())
@@ -438,7 +438,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
     counting, _ = ranks.to_count(state.ranks, now - began, patience)
     actions: Actions = ()
     for rank in counting:
-        state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(counts=True)})
+        state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(is_reported=True)})
         failed = _failed(state, ranks.failure(rank, host), now - began - rank.failed_at)
         actions += (*_report_successes(state, now), *failed)
     return state, actions
@@ -502,7 +502,7 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
 
 def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Report a rank that failed before it could be ended, or broken hardware."""
-    is_none = rank.counts or rank.exit_code == 0  # a hook may end a rank with 0
+    is_none = rank.is_reported or rank.exit_code == 0  # a hook may end a rank with 0
     if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.end or is_none:
         return ()
     failure = ranks.failure(rank, state.job.current_host)

@@ -34,7 +34,7 @@ class Rank(NamedTuple):
     end: Exit | None = None
     failed_at: float = math.inf
     exit_code: int | None = None
-    counts: bool = False  # its failure has been reported to the coordinator
+    is_reported: bool = False  # its failure, to the coordinator
     response: Disposition | None = None  # to the signal that was sent to it; None if none was
     script_ended_at: float = math.inf  # when the script ended by itself
     alone: bool = False  # it has exchanged nothing with other ranks
@@ -106,7 +106,7 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     counting: list[Rank] = []
     wait = math.inf
     for at, rank in sorted(failed, key=lambda one: one[0]):
-        if rank.counts or rank.exit_code == 0:
+        if rank.is_reported or rank.exit_code == 0:
             continue
         if rank.exit_code is not None or time >= at + patience:
             counting.append(rank)

@@ -31,7 +31,7 @@ def stopping(state: State, number: int) -> list[str]:
 def still_running(state: State, seconds: float) -> list[str]:
     """Return the lines about the ranks that run `seconds` before they are killed."""
     lines, then = [], f"SIGKILL follows in {seconds:g} s"
-    failed = [rank for rank in state.alive if rank.end and rank.counts]
+    failed = [rank for rank in state.alive if rank.end and rank.is_reported]
     for rank in failed:
         how = "(--launcher-failure-grace sets this delay)"
         lines.append(f"rank {rank.rank} has failed but is still running: {then} {how}.")
