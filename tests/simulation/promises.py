@@ -164,6 +164,9 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
         if through or (tells and {one.machine, watch.job.machines[0]} & lost(watch)):
             return
         late = one.fault.amount if one.fault.what in FAILURES else 0.0
+        by = one.time + late + 0.1
+        if late and any(stop.time < by for stop in has(watch, *STOPS)):
+            late += 3.0  # it is not told once its host is stopped; an echo is waited upon for 3 s
         bounds.append(MOST_SECONDS.get(one.fault.what, math.inf) + late)
     if watch.decided[0] > first.time + max(bounds):
         yield f"it decides {watch.decided[0] - first.time:.2f} s after: {first.fault.what.value}"
@@ -397,6 +400,8 @@ def _bound(watch: Watch, launcher: Launcher, result: Result) -> tuple[float, flo
         bound += plan.grace + GIVES_UP[1] + 10  # that of the coordinator
     bound += len(has(watch, *LOSSES)) * (GIVES_UP[1] + plan.failure_grace)
     decided = watch.decided[0] if watch.decided else launcher.ended_at
+    # Keepers that lose their launcher while they stop give the grace anew.
+    decided = max([decided, *(one.time for one in failed if one.machine is launcher.machine)])
     here = (launcher.machine, watch.job.machines[0])
     silent = "has not answered" in result.text  # or else it was stopped, and no loss
     losses = [one for one in LOSSES if silent or one is not What.LAUNCHER_STOPS]
@@ -404,6 +409,6 @@ def _bound(watch: Watch, launcher: Launcher, result: Result) -> tuple[float, flo
     if launcher.torchrun is None:
         # In that time it tells the others; one that is not heard waits for the start time-out.
         alone = away < math.inf or planned(watch, *SLOW)
-        bound = plan.start_timeout if alone else 8
+        bound = plan.start_timeout if alone else 8 + len(has(watch, *LOSSES)) * GIVES_UP[1]
     found = SILENCE if silent else GIVES_UP[1]
     return (away, bound + found) if away <= decided else (decided, bound)

@@ -54,6 +54,11 @@ def is_true(watch: Watch, result: Result) -> bool:
         return bool(watch.faults)
     if "within" in line and "of the restart" in line:
         return bool(watch.restarts)
+    if "it was sent a signal, or ends by itself" in line and planned(watch, What.KEEPER_HANGS):
+        # A keeper that is stopped cannot tell that its stub was killed: torchrun just ends.
+        stubs = has(watch, What.STUB_KILLED)
+        if any(one.machine.name == re.split("[:, ]", line)[0] for one in stubs):
+            return True
     host, first = re.split("[:, ]", line)[0], watch.job.names[0]
     for words, of_host, of_any in NAMES:
         if re.search(words, line):

@@ -190,7 +190,7 @@ class Watch:
             at for *_, at in self.started
         )
         broken = any(one.rank is None for one in self.faults)
-        if not (broken or is_ending or self.job.plan.watch):
+        if not (broken or self.requests or is_ending or self.job.plan.watch):
             delays = sum(machine.delay for machine in self.job.machines)
             self.quiet_from = self.job.clock.now + 1 + 2 * delays
 
