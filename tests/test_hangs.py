@@ -94,6 +94,7 @@ def test_of_nccl_it_is_known_who_has_not_begun(start, script):
     named = re.escape(f": localhost, rank 1 (local rank 1){NOT_BEGUN}")
     says = rf"ranks have made no progress for (?:[89]\.\d|\d\d+) s{named}\n"
     assert re.match(says, host.failure), host.log()
+    assert host.err.count(NOT_BEGUN) == 1, host.log()
 
 
 SAVES = """

@@ -75,6 +75,11 @@ class Result(NamedTuple):
         return self.text.partition("\n")[0].removeprefix("launcher: ")
 
     @property
+    def is_hang(self) -> bool:
+        """Whether ranks had made no progress for too long."""
+        return f"({flag('hang_timeout')})" in self.text
+
+    @property
     def note(self) -> Note:
         """The end of a host's share of the job for events.jsonl."""
         stop = f"stopped by {signal_name(self.stop_signal)}" if self.stop_signal else ""

@@ -126,7 +126,7 @@ def started(state: State, event: Start, now: float) -> Step:
 
 def ended(state: State, event: End, now: float) -> Step:
     """End the ranks: for the job's result, or for another attempt."""
-    phase = state.phase
+    job, phase = state.job, state.phase
     if isinstance(phase, (Leaving, Done)):
         return state, ()
     result = None if event.restart else event.result
@@ -141,7 +141,10 @@ def ended(state: State, event: End, now: float) -> Step:
         return _if_clear(state, phase._replace(why=why, command=event.number), said, now)
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
-        said += (Log(f"stopping local ranks because {state.cause}"),)
+        # The first host has logged who is absent.
+        is_logged = event.result.is_hang and job.coordinator == job.current_host
+        because = state.cause.partition(": ")[0] if is_logged else state.cause
+        said += (Log(f"stopping local ranks because {because}"),)
     number = event.result.stop_signal or signal.SIGTERM
     state, actions = _end(state, why, now, number, event.number)
     return state, said + actions
