@@ -278,9 +278,9 @@ class Keeper:
         except OSError as error:  # too many processes or open files
             why = f"({error.strerror}); raise ulimit -u, or ulimit -n"
             self._log(f"{self._name} cannot be started {why}.")
-            self._launcher.send({"ended": script.ended()})
             script.close()  # nobody is there who could say anything
             self._script = Script(grace)
+            self._launcher.send({"ended": script.ended()})
             return
         if not script.pid and script.its:
             says = script.its.detach()
