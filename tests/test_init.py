@@ -9,6 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import LAUNCHER, ended_by, poll, ports, words_of, write_config
 
@@ -326,15 +327,22 @@ def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
     assert host.wait() == 2, host.log()
 
 
-def test_a_stop_while_train_only_finishes_is_not_passed_on(init, train, stand_in, base_dir):
+@pytest.mark.parametrize("was_stopped", [False, True])
+def test_a_stop_while_train_only_finishes_is_not_passed_on(
+    init, train, stand_in, base_dir, was_stopped
+):
     until = "while [ ! -e go ]; do sleep 0.1; done"
-    command = train(f"{stand_in} 0; echo finishing; {until}; echo finished; exit 0")
+    code = "" if was_stopped else "0"
+    command = train(f"{stand_in} {code}; echo finishing; {until}; echo finished; exit $?")
     host = init(command, SAGEMAKER_BASE_DIR=str(base_dir))
+    if was_stopped:  # during the job
+        host.wait_for("a launcher is here")
+        host.signal(signal.SIGTERM)
     host.wait_for("finishing")
     host.signal(signal.SIGTERM)
     poll(lambda: "the job has ended; train may finish." in host.err)
     Path("go").touch()
-    assert host.wait() == 0, host.log()
+    assert host.wait() == (STOPPED if was_stopped else 0), host.log()
     assert "finished" in host.out
 
 
@@ -393,6 +401,48 @@ def test_garbage_on_its_socket_changes_nothing(init):
         open("go-on", "w").close()
         assert host.wait() == 1, host.log()  # while they are still connected
     assert host.failure.endswith(f"{NEVER}\n")
+
+
+@pytest.mark.parametrize("says", [b"abc", b"1", b"1 2 3", b"\xff", b"-5 0", b"9" * 23 + b" 0"])
+def test_a_launcher_whose_report_is_none_was_killed(init, says):
+    host = init("echo $LAUNCHER_INIT; while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
+    name, _, token = poll(lambda: host.out.strip()).partition(":")
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.connect("\0" + name)
+        launcher.send(token.encode() + b"\n" + says + b"\n")
+        assert launcher.recv(1) == b""  # it has closed it
+    open("go-on", "w").close()
+    assert host.wait() == 137, host.log()
+    assert "Traceback" not in host.err
+
+
+IDLE = """
+import os, socket, time
+print("runs", flush=True)
+while not os.path.exists("is-limited"):
+    time.sleep(0.1)
+idle = []
+for _ in range(100):  # more than the init has descriptors for
+    idle.append(socket.socket(socket.AF_UNIX))
+    idle[-1].connect("\\0" + os.environ["LAUNCHER_INIT"].partition(":")[0])
+open("idle", "w").close()
+while not os.path.exists("go-on"):
+    time.sleep(0.1)
+"""
+
+
+def test_idle_connections_to_its_socket_hide_no_launcher(init, stand_in, script):
+    host = init(
+        f"{sys.executable} {script(IDLE, 'idle.py')} & while [ ! -e idle ]; do sleep 0.1; done; "
+        f"{stand_in}; touch go-on; exit 1",
+    )
+    host.wait_for("runs")
+    psutil.Process(host.process.pid).rlimit(psutil.RLIMIT_NOFILE, (64, 64))
+    open("is-limited", "w").close()
+    host.wait_for("a launcher is here")
+    host.signal(signal.SIGTERM)
+    assert host.wait(60) == STOPPED, host.log()
+    assert "heard 15" in host.out
 
 
 @needs_root

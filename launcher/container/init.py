@@ -102,6 +102,7 @@ class _Init:
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
         self._late = 0  # launchers that have started after it
+        self._is_finishing = False  # `train`, though a stop came after the job's end
 
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
@@ -162,11 +163,12 @@ class _Init:
 
         `train` may finish after the job's end, with an upload, say; the second stop ends it.
         """
-        is_first, self._stop_signal = not self._stop_signal, self._stop_signal or number
+        self._stop_signal = self._stop_signal or number
         sent = [send(pid, number) for pid in self.launchers.pids]
         if any(sent):
             return
-        if is_first and self.launchers.result and is_train(self._command):
+        if self.launchers.result and is_train(self._command) and not self._is_finishing:
+            self._is_finishing = True
             log(f"{signal_name(number)}: the job has ended; {_TRAIN} may finish.")
         else:
             self._end_command()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import socket
@@ -26,7 +27,7 @@ from launcher.text.protocol import LineSocket
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
 _BACKLOG = 128  # pending connections
-_NO_JOB = b"none"
+_NO_JOB, _RESULT = b"none", re.compile(rb"(\d{1,3}) (\d{1,2})")
 _LINE_LIMIT = 64  # bytes
 
 
@@ -78,21 +79,28 @@ class LauncherRegistry:
     def accept(self) -> None:
         """Accept the pending connections."""
         for _ in range(_BACKLOG + 1):  # leave the others for the next turn of the loop
+            most = _BACKLOG
             try:
                 accepted, _ = self._listener.accept()
-            except OSError:  # none is pending, or no descriptor is free
+                connection = LineSocket(
+                    accepted, _LINE_LIMIT, self._selector, self._take, self._lost
+                )
+                self._pids[connection] = 0
+                connection.read()
+            except BlockingIOError:  # none is pending
                 return
-            connection = LineSocket(accepted, _LINE_LIMIT, self._selector, self._take, self._lost)
-            self._pids[connection] = 0
-            connection.read()
-            if len(strangers := [each for each, pid in self._pids.items() if not pid]) > _BACKLOG:
+            except OSError:  # no descriptor is free: a stranger makes way
+                most = 0
+            strangers = [each for each, pid in self._pids.items() if not pid]
+            if len(strangers) > most:
                 self._close(strangers[0])
 
     def _take(self, connection: LineSocket, line: bytes) -> None:
         if self._pids[connection]:
-            if line != _NO_JOB:
-                code, stop_signal = map(int, line.split())
-                self.result = Result(code, stop_signal=stop_signal)
+            if found := _RESULT.fullmatch(line):
+                self.result = Result(int(found[1]), stop_signal=int(found[2]))
+            elif line != _NO_JOB:
+                self.result = KILLED
         elif line == self._token.encode():
             # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
             pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
