@@ -1,7 +1,9 @@
 """What keepers say to the launcher, over real sockets; no torch."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 
@@ -163,6 +165,18 @@ def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
     assert 0 < logged().count("from a rank: b'{\"ended\": {}}'") <= 20
 
 
+def test_idle_strangers_make_way_for_a_keeper(keepers):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = len(os.listdir("/proc/self/fd")) + 60
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        for _ in range(30):  # of the other 30, keepers leave some free
+            stack.enter_context(connect())
+        stack.enter_context(connect({"hello": JOINED._asdict()}))
+        keepers.act_until(lambda: JOINED in keepers.told)
+
+
 def test_a_tmpdir_that_cannot_be_used(tmp_path):
     """With a path that is too long for a socket's /tmp is used."""
     folder = tmp_path / ("x" * 60)
@@ -174,6 +188,14 @@ def test_a_tmpdir_that_cannot_be_used(tmp_path):
     os.rmdir(made)
     with pytest.raises(LaunchError, match=r"cannot create a folder in /proc .* at most 60 bytes"):
         run_dir({"TMPDIR": "/proc"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no descriptor is free
+    try:
+        with pytest.raises(LaunchError, match="Too many open files"):
+            run_dir({"TMPDIR": str(tmp_path)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [*tmp_path.glob("sm-launch-*")] == []
 
 
 # Kills for memory.

@@ -132,9 +132,12 @@ class Keepers:
         except OSError:
             return
         files, used = self._system.open_files()
-        if files - used < _LAST_FILES:
-            connection.close()
-            return
+        if files - used < _LAST_FILES:  # the oldest stranger makes way
+            strangers = [one for one in self._connections if one.rank < 0 and not one.wants_stacks]
+            if not strangers:
+                connection.close()
+                return
+            self._lost(strangers[0], EOFError())
         selector = self._system.selector
         self._connections.append(
             _Connection(connection, _LINE_LIMIT, selector, self._receive, self._lost)
