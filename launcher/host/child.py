@@ -67,6 +67,14 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
+def _message(line: bytes) -> Mapping[str, Any]:
+    """Return a line's message, {} if it has none."""
+    try:
+        return decoded(line)
+    except ValueError:
+        return {}
+
+
 class Helper(LineSocket):
     """A process in a session of its own that exchanges lines of JSON with this one.
 
@@ -95,7 +103,7 @@ class Helper(LineSocket):
             ours,
             _REPLY_BYTES,
             selector,
-            take=lambda _, line: receive(decoded(line)),
+            take=lambda _, line: receive(_message(line) or {"why": why}),
             lost=lambda *_: receive({"why": why}),
         )
 
