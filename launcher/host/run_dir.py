@@ -23,13 +23,16 @@ def run_dir(environ: Mapping[str, str]) -> tuple[str, socket.socket]:
     if len(os.fsencode(parent)) > _PARENT_BYTES:
         parent = "/tmp"
     folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{time.time_ns():x}")
-    listener = socket.socket(socket.AF_UNIX)
     try:
         os.mkdir(folder, 0o700)  # fails if it exists
-        listener.bind(os.path.join(folder, SOCKET))
-        listener.listen(_BACKLOG)
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(os.path.join(folder, SOCKET))
+            listener.listen(_BACKLOG)
+        except OSError:
+            remove(folder)
+            raise
     except OSError as error:
-        remove(folder)
         what = f"cannot create a folder in {parent} with a socket in it ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{what}; {fix}.") from None
