@@ -15,13 +15,12 @@ def start(function: Callable[[], object]) -> threading.Thread:
     All signals go to the loop's thread: so it finds a stop before what that has ended. Raises
     RuntimeError if this container allows no more threads.
     """
-
-    def run() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        function()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread = threading.Thread(target=function, daemon=True)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # which it inherits
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread
 
 
