@@ -23,6 +23,7 @@ from conftest import free_port, poll
 from jobs import job_of
 from network import Network, in_namespaces
 
+from launcher.host.network import listen
 from launcher.peers import link, messages
 from launcher.peers.connection import Connection
 from launcher.peers.listener import STRANGERS
@@ -236,6 +237,12 @@ def first_of(hosts, port, soft, hard):
             yield process
         finally:
             process.kill()
+
+
+def test_an_address_may_be_written_in_any_way():
+    (listener,), _ = listen("127.1", 0)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(400, 400), (100, 4000)])

@@ -30,6 +30,13 @@ def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, Socket
     return list(dict.fromkeys((family, address) for family, *_, address in found))
 
 
+def _is_literal(host: str) -> bool:
+    """Tell whether a host's name is an address."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
+    return False
+
+
 def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     """Listen on the addresses of this host's name; if it has none of them, on all of its own.
 
@@ -38,7 +45,7 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     on this host alone. Raises OSError: EADDRINUSE if the port is taken.
     """
     found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), list[Any]())
-    if any(is_loopback(to[0]) and to[0] != host for _, to in found):
+    if any(is_loopback(to[0]) for _, to in found) and not _is_literal(host):
         return [listen_on_all(port)], True
     listeners: list[socket.socket] = []
     for family, to in found:
