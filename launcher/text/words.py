@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 PREFIX = "--launcher-"
 NAMED = 8  # hosts, at most, that one message names; it counts the others
+_NAMES_LIMIT = 600  # characters, at most, of these names; the failure file has 1,024
 
 
 class Log(NamedTuple):
@@ -45,8 +46,11 @@ def shortened(text: str, limit: int) -> str:
 
 
 def listed(hosts: Sequence[str]) -> str:
-    """Return the first hosts, and the number of the others."""
-    return join_and_count(hosts[:NAMED], len(hosts[NAMED:]))
+    """Return the first hosts, as many as a message can name, and the number of the others."""
+    count = min(NAMED, len(hosts))
+    while count > 1 and sum(map(len, hosts[:count])) > _NAMES_LIMIT:
+        count -= 1
+    return join_and_count(hosts[:count], len(hosts) - count)
 
 
 def join_and_count(words: Sequence[str], more: int) -> str:
