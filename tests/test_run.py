@@ -202,6 +202,16 @@ time.sleep(60)
 IN_INNER = "was killed by SIGSEGV (signal 11) in inner, script.py:5\n"
 EXECS = "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(7)'])"
 NO_LICENSE = 'ended with exit code 7; its last line: "no license"\n'
+
+
+def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_path):
+    path = tmp_path / "output" / "failure"
+    path.write_text("of an earlier run")
+    host = start("--train-script", script(""), SM_OUTPUT_DIR=str(path.parent))
+    assert host.wait() == 0, host.log()
+    assert path.read_text() == "of an earlier run"
+
+
 ENDS = [
     ("raise ValueError('bad\\nat step 17')", 1, "failed with ValueError: bad at step 17"),
     # what Python raises in no main thread
