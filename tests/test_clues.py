@@ -159,7 +159,26 @@ def test_the_limit_of_processes_is_named(notes, text):
 def test_the_limit_of_open_files_is_named(notes):
     few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
     assert notes(f"{few}a = [open(__file__) for _ in range(400)]") == ["ulimit -n is 300"]
+    assert notes(f"{few}raise RuntimeError('received 0 items of ancdata')") == ["ulimit -n is 300"]
     assert not notes("raise OSError(23, 'Too many open files in system')")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("capture_output=True", "denied"),  # bytes
+        ("capture_output=True, text=True", "denied"),
+        ("stdout=subprocess.PIPE, stderr=subprocess.STDOUT", "denied"),
+        ("stdout=subprocess.PIPE", "begins"),
+        ("", ""),  # the log has it
+    ],
+)
+def test_the_last_line_of_a_failed_command_that_is_in_no_log_is_told(notes, options, says):
+    command = "'echo begins; echo denied >&2; exit 1'"
+    found = notes(
+        f"import subprocess\nsubprocess.run({command}, shell=True, check=True, {options})"
+    )
+    assert found == [f'the command\'s last line: "{says}"'] * bool(says)
 
 
 @pytest.fixture

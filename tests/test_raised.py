@@ -310,6 +310,14 @@ RPC = (
     "    raise ValueError('bad')\n"
     "ValueError: bad\n\n\nAt:\n  /t/torch/distributed/rpc/internal.py(236): _handle_exception\n"
 )
+# Of torch.distributed.checkpoint: every rank raises it, with the errors of those that have failed.
+OF_CHECKPOINT = "".join(
+    f"Traceback (most recent call last): (RANK {rank})\n"
+    f'  File "/t/torch/distributed/checkpoint/utils.py", line {rank}, in all_reduce\n'
+    f"    local_data = map_fun()\nPermissionError: [Errno 13] Permission denied: '/ckpt/{rank}'\n"
+    for rank in (1, 3)
+)
+CHECKPOINT = f"CheckpointException ranks:dict_keys([1, 3])\n{OF_CHECKPOINT}"
 OWN_TEXT = (
     "training failed:\nTraceback (most recent call last):\n"
     '  File "/t/a.py", line 1, in load\n    1 / 0\nZeroDivisionError: division by zero\n'
@@ -319,6 +327,7 @@ OWN_TEXT = (
 SAMPLE = "ValueError: bad sample 7 of two lines"
 REPLICA = WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0")
 SPAWN_RAISED = "torch.multiprocessing.spawn.ProcessRaisedException"
+DENIED = "PermissionError: [Errno 13] Permission denied: '/ckpt/3'"
 OF_ZERO = "ZeroDivisionError: division by zero)"
 TOLD = [
     # What is raised, with which text; how the reason begins; the innermost frame.
@@ -326,6 +335,7 @@ TOLD = [
     ("RuntimeError", REPLICA, f"{SAMPLE} (in replica 0 on device 0)", "line 12"),
     (SPAWN_RAISED, SPAWNED, f"E: (in spawned process 1) (while handling {OF_ZERO}", "line 3"),
     ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
+    ("CheckpointException", CHECKPOINT, f"{DENIED} (on rank 3, in a checkpoint)", "line 3"),
     ("RuntimeError", OWN_TEXT, f"RuntimeError: training failed: (from {OF_ZERO}", ""),
     # Cut in the middle by the sender, or no traceback at all.
     ("ValueError", WORKER.replace("data = fetcher", "data ... er"), SAMPLE[:28], "line 12"),

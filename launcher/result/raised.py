@@ -44,6 +44,10 @@ _BETWEEN = {
     "During handling of the above exception, another exception occurred:": "context",
 }
 _HEADERS = re.compile(f"(?:^({'|'.join(_BETWEEN)})\n+)?^{re.escape(_HEADER)}", re.MULTILINE)
+# torch.distributed.checkpoint lists the failed ranks' tracebacks; the last is cut least.
+_OF_CHECKPOINT = re.compile(
+    rf"CheckpointException ranks:(?s:.*)^{re.escape(_HEADER[:-1])} \(RANK (\d+)\)\n", re.MULTILINE
+)
 _PARTS = re.compile(r"((?: .*\n?|\n)*)(?s:(.*))")  # the frames, then the exception's own lines
 # In characters: an exception alone; with its origin; the origin.
 _ALONE, _SHOWN, _ORIGIN = 500, 250, 150
@@ -204,6 +208,8 @@ def _where(before: str) -> str:
         return before.partition("\n")[0].partition(" ")[2].partition(" ")[2].rstrip(".")
     if before.startswith("-- Process ") and before.endswith("terminated with the following error:"):
         return f"in spawned process {before.split()[2]}"
+    if before.startswith("CheckpointException: "):  # torch.distributed.checkpoint
+        return f"on rank {before.split()[-1]}, in a checkpoint"
     if "On WorkerInfo(" in before:  # torch.distributed.rpc
         return f"on {before.partition('name=')[2].partition(')')[0]}"
     return ""
@@ -211,6 +217,7 @@ def _where(before: str) -> str:
 
 def _printed(message: str) -> tuple[str, list[Link]]:
     """Return the text before a traceback in a message, and that traceback's exceptions."""
+    message = _OF_CHECKPOINT.sub(rf"CheckpointException: \1\n{_HEADER}", message)
     before, header, printed = message.partition(_HEADER)
     if not header or not (before[-1:] in ("", "\n") or before.endswith("Original ")):
         return message, []

@@ -31,7 +31,7 @@ _KINDS = {
     "space": r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
     r"|(?:disk|device) is full|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed"
     r"|iostream error|\d+ requested and \d+ written|[Nn]ot enough (?:free |disk )+space",
-    "files": r"Too many open files(?! in system)",
+    "files": r"Too many open files(?! in system)|\breceived 0 items of ancdata",
     # EAGAIN, in the words of Python, C++ and OpenBLAS; then ENOMEM, also that of shared memory.
     "processes": r"can't start new thread|Resource temporarily unavailable|pthread_create",
     "allocation": r"Cannot allocate memory",
@@ -83,7 +83,7 @@ _SHM = "/dev/shm"
 _LITTLE = 1 << 30  # bytes: so little may fill up and be free again within a moment
 # Volumes whose server may not answer.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "9p", "autofs", "afs", "beegfs")
-_LONGEST_PATH = 1024
+_LONGEST_PATH, _LONGEST_LINE = 1024, 300
 
 
 def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
@@ -93,8 +93,10 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     raised.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
     `recorded` of them. The text is that of the exceptions `errors`, or the last words of a process.
     """
+    said = [*filter(None, map(_of_command, errors))]
+    text = "\n".join([text, *said])
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}
-    notes: list[str] = []
+    notes = [f'the command\'s last line: "{line[:_LONGEST_LINE]}"' for line in said]
     try:
         notes += _of_volumes(kinds, text, errors)
         if kinds & {"processes", "allocation"}:
@@ -111,6 +113,14 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     broken = (what for what, words in _BROKEN.items() if re.search(words, text))
     counted = sorted(kinds & {"memory", "processes"})
     return {"notes": notes, "counted": counted, "broken": next(broken, "")}
+
+
+def _of_command(error: BaseException) -> str:
+    """Return the last line of a failed command whose output the script has caught; "" if none."""
+    if type(error).__module__ != "subprocess":
+        return ""
+    output = getattr(error, "stderr", None) or getattr(error, "output", None) or ""
+    return last_line(output.decode(errors="replace") if isinstance(output, bytes) else str(output))
 
 
 def of_process(code: int, output: str) -> dict[str, Any]:
