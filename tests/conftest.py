@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ import pytest
 from free_ports import free_port, ports  # noqa: F401  (for the tests)
 from ranks import Ranks
 
-from launcher.text.log import flush
+from launcher.text import log
 
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
@@ -208,7 +208,11 @@ class Ran(NamedTuple):
         return self.code, self.out, self.err
 
 
-def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
+def run_as_rank(
+    argv: list[str],
+    env: Mapping[str, str] | None = None,
+    hears: Callable[[dict[str, Any]], object] = lambda message: None,
+) -> Ran:
     """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
     ours, its = socket.socketpair()
     told: list[dict[str, Any]] = []
@@ -219,6 +223,7 @@ def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
             for line in lines:
                 if line.startswith(b"{"):
                     told.append(json.loads(line))
+                    hears(told[-1])
                 else:
                     crash.append(line.decode())
 
@@ -418,7 +423,7 @@ def logged(capfd: pytest.CaptureFixture[str]):
     """Return what the launcher's own code has logged in this process since the last call."""
 
     def read() -> str:
-        flush()
+        log._WRITER.flush(60)
         return capfd.readouterr().err
 
     return read

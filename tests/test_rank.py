@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import RANK, REPO, run_as_rank
@@ -42,9 +43,14 @@ def plain(*args, target=("script",), flags=()):
 
 
 def as_a_rank(*args, target=("script",), flags=(), **env):
-    """Run it by rank.py, with the watch in it."""
+    """Run it by rank.py, with the watch in it; there is a file `heard` once that can be asked."""
+
+    def hears(message):
+        if "watch" in message:
+            Path("heard").touch()
+
     argv = [sys.executable, *flags, RANK, target[0], *args]
-    return run_as_rank(argv, {**os.environ, "LAUNCHER_WATCHER": WATCHER, **env})
+    return run_as_rank(argv, {**os.environ, "LAUNCHER_WATCHER": WATCHER, **env}, hears)
 
 
 def both(*args, target=("script",), flags=()):
@@ -128,7 +134,7 @@ def test_a_module_that_is_not_there():
         "class E(Exception, metaclass=M): pass\nraise E",
         "try:\n    1 / 0\nfinally:\n    raise KeyboardInterrupt",
         "import signal\ndef stop(*_): raise ValueError\nsignal.signal(signal.SIGALRM, stop)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.5)\nsignal.pause()",
+        "import os; os.kill(os.getpid(), signal.SIGALRM)",
         "import atexit, sys; atexit.register(sys.exit, 3); raise ValueError",
         "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
         "import threading; threading.Timer(0.1, print, ['late']).start(); raise ValueError",
@@ -162,9 +168,10 @@ def test_a_hook_that_is_not_there(script, text):
         (
             # Python 3.12 warns of a fork beside a thread: here, that of the watch.
             "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n"
-            "import atexit, os, threading; atexit.register(print, threading.active_count())\n"
+            "import atexit, os, threading, time; atexit.register(print, threading.active_count())\n"
             "atexit.register(lambda: os.fork() and os.wait())\n"
-            "threading.Timer(1.5, print, ['late']).start()",
+            "def work():\n    while not os.path.exists('heard'): time.sleep(0.01)\n"
+            "threading.Thread(target=work).start()",
             ["script_ended", "watch"],  # once the process has run on for a while
         ),
     ],

@@ -33,14 +33,6 @@ def write(folder: Path, files: Mapping[str, str]) -> Path:
     return folder
 
 
-def wait_until_begun(job: Any, folder: Path) -> None:
-    """Wait until each launcher of a simulated job has a line: a thread writes it."""
-    from conftest import poll  # in tests/browser that is another file
-
-    begun = [folder / one.name / "events.jsonl" for one in job.machines if one.launcher]
-    poll(lambda: all(path.exists() and path.stat().st_size for path in begun))
-
-
 def large() -> dict[str, str]:
     """Return a job of 16 hosts of 8 ranks: a stall, a failure, a restart, a stop that saves."""
     files = {}

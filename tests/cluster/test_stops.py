@@ -80,7 +80,7 @@ def test_a_stop_while_the_toolkit_installs_requirements(job, how, request):
     host.write("source/slow/setup.py", slow)
     host.environment["PIP_NO_BUILD_ISOLATION"] = "0"  # which is how pip spells true
     job.start()
-    poll(lambda: (host.opt_ml / "output" / "installing").exists(), timeout=60)
+    poll(lambda: (host.opt_ml / "output" / "installing").exists())
     host.stop()
     assert_ended_within(host, 2)
 
