@@ -1,5 +1,6 @@
 """What is logged of ranks without progress, and what a rank replies (launcher/watch)."""
 
+import gc
 import json
 import math
 import sys
@@ -458,6 +459,8 @@ def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_a_rank_
     reply, has_more = in_rank.Replier(None)._fitting([])
     assert has_more and len(json.dumps(reply)) < 21_000 / 8 and reply == groups[: len(reply)]
     assert in_rank.Replier(None)._fitting([["0,1"]])[0][0] == ["0,1"]
+    long = [f"0,1,{2600 * '9'}", 0, "", 9, 9]
+    assert in_rank.Replier(None)._fitting([long]) == (reply, True)
 
 
 def test_what_many_ranks_of_a_host_report_is_one_message():
@@ -557,6 +560,8 @@ def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are()
         "where, by sending it a signal."
     )
     assert watch.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
+    for state in ("Z", ""):  # its keeper has not said so yet
+        assert watch.text(8, state) == "  it does not answer: it has ended."
 
 
 def replies(state, host, number, now, *texts):
@@ -574,7 +579,7 @@ def test_stacks_of_all_hosts_for_users_and_the_log():
     assert judge.stacks_requested(state, 52) == (state, ())
     assert replies(state, "algo-1", 1, 52, (0, "  too late"))[1] == ()
     state, _ = replies(state, "algo-1", 2, 52, (0, "  a"), (1, "  a"), (2, "  b"), (3, "  a"))
-    lines = ("5 ranks (0, 1, 3, 4, 5):", "  a", "rank 2:", "  b")
+    lines = ("5 ranks (0-1, 3-5):", "  a", "rank 2:", "  b")
     done, told = replies(state, "algo-2", 2, 53, (4, "  a"), (5, "  a"))
     shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)), AllStacks(lines))
     assert told == shown and done.gathering == judge.Gathering(2)
@@ -587,11 +592,23 @@ def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
     text = stacks.text_of(stacks.threads_of([["", deep, False]]), 5000).splitlines()
     assert text[0] == "  main thread:" and 10 < len(text) < 60 and text[-1].endswith("in f59")
     many = {str(number): ((number, f"  {number}"),) for number in range(1000)}
-    shown = stacks.shown({**many, "two": ((1001, "  x"), (1002, "  x"))}, [])
+    shown = stacks.shown({**many, "some": [(number, "  x") for number in range(1001, 1017)]}, [])
     assert shown[0] == "801 more stacks, of as many ranks or more, are omitted."
     assert len(shown) == 401 and shown[-2:] == ["rank 999:", "  999"]
     long = {str(number): ((number, f"  {number}" + 4000 * "\u20ac"),) for number in range(64)}
     assert len(json.dumps(stacks.shown(long, []))) < 60_000
+
+
+@pytest.mark.parametrize(("version", "is_off"), [((3, 11, 7), True), ((3, 12, 1), False)])
+def test_garbage_is_collected_while_frames_are_read_but_in_python_3_11(
+    monkeypatch, version, is_off
+):
+    collects = []
+    frames = SimpleNamespace(
+        version_info=version, _current_frames=lambda: collects.append(gc.isenabled()) or {}
+    )
+    monkeypatch.setattr(in_rank, "sys", frames)
+    assert in_rank.current_frames() == {} and collects == [not is_off] and gc.isenabled()
 
 
 def entry(number, **how):

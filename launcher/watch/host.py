@@ -28,6 +28,8 @@ _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _IDLE = 0.02  # of a core; a waiting rank and its children use less
 # By the letter of the process's state; otherwise its code holds Python's lock.
 _WHY_SILENT = {
+    "": "it has ended",
+    "Z": "it has ended",
     "D": "it is blocked in the kernel",
     "T": "it is suspended (SIGSTOP)",
     "t": "it is stopped in a debugger",

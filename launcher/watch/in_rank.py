@@ -35,7 +35,7 @@ import threading
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Mapping, Sequence
 from io import FileIO
-from itertools import accumulate, islice
+from itertools import islice
 from json import dumps, loads
 from os import listdir
 from time import monotonic, sleep
@@ -156,7 +156,7 @@ class Replier:
             self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which replies `after` seconds."""
+        """Start the thread, which begins to reply after so many seconds."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
         with contextlib.suppress(RuntimeError):  # ulimit -u
@@ -251,10 +251,13 @@ class Replier:
 
     def _fitting(self, making: list[Any], *, has_failed: bool = False) -> tuple[list[Any], bool]:
         """Return the groups that a report has room for, and whether there are more."""
-        groups = [*making, *groups_now(has_failed=has_failed)]
+        groups, fitting = [*making, *groups_now(has_failed=has_failed)], list[Any]()
         room = _GROUPS_BYTES // int(self._given["LOCAL_WORLD_SIZE"] or 1)
-        count = sum(size < room for size in accumulate(len(dumps(one)) for one in groups))
-        return groups[:count], count < len(groups)
+        for group in groups:
+            size = len(dumps(group))
+            if size < room:
+                fitting, room = [*fitting, group], room - size
+        return fitting, len(fitting) < len(groups)
 
     def _meeting(self, frames: Sequence[Any]) -> tuple[list[list[Any]], str]:
         """Return the group that a stack is making, as a group in which it waits.
@@ -487,8 +490,9 @@ def current_frames() -> dict[int, Any]:
     (python/cpython#106883). If a script turns collection off at that very moment, it is turned on
     again.
     """
-    collects = gc.isenabled()
-    gc.disable()
+    collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
+    if collects:
+        gc.disable()
     try:
         return sys._current_frames()
     finally:

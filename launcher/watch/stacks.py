@@ -169,8 +169,7 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
         by_text.setdefault(printable(text, keep="\n"), []).append(rank)
     lines, omitted, most, room = list[str](), 0, _MOST_LINES, _MOST_BYTES
     for text, ranks in sorted(by_text.items(), key=lambda one: (len(one[1]), -one[1][0])):
-        numbers = listed([str(rank) for rank in ranks])
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({numbers})"
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({_in_runs(ranks)})"
         block = [f"{who}:", *text.splitlines()]
         most, room = most - len(block), room - len(json.dumps(block))
         if min(most, room) < 0:
@@ -184,3 +183,14 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
         names = listed(missing)
         lines.append(f"no answer within {GATHER_SECONDS:g} s from {names}.")
     return lines or ["no rank is running."]
+
+
+def _in_runs(ranks: Sequence[int]) -> str:
+    """Return sorted ranks as text: `0-1, 3-5`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return listed(["-".join(map(str, run)) for run in runs])
