@@ -787,6 +787,11 @@ def test_a_rank_that_stands_still_before_its_first_collective():
     seen = standing_still(lambda now: 0.0)
     where = "wait, file_baton.py:50, called in load_extension, train.py:9"
     assert (seen[0][0], seen[0][1].place, seen[0][1].unchanged) == (46, where, 31)
+    # Python's own library says less: here, which worker it is that sends nothing.
+    loader = ("get", "/usr/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 7)
+    selector = ("select", "/usr/lib/python3.11/selectors.py", 415)
+    of_workers = standing_still(lambda now: 0.0, lambda now: lines(LOADS, loader, selector))
+    assert of_workers[0][1].place == "get, dataloader.py:7, called in load_extension, train.py:9"
     # The lines of a loop that waits are one place.
     assert standing_still(lambda now: 0.0, lambda now: lines(LOADS, ("wait", BATON, 50 + now % 2)))
     assert not standing_still(lambda now: 0.03 * now)  # it, or a child of it, works
@@ -807,6 +812,9 @@ def test_what_is_said_of_a_rank_that_stands_still():
         "a run that was killed?); the same applies to 1 more rank."
     ]
     assert judge.due(state) == 166 and not state.hang
+    waits = [one._replace(place="load_block, unlocked.py:8") for one in ranks]
+    state = hears(begun(notify=60, timeout=60, every=1), "algo-1", waits, 100)
+    assert "8, for 65 s; the same" in check(state, 101)[1][0]  # not every lock is a file
     quiet = hears(begun(notify=60, notes=False), "algo-1", ranks, 100)
     assert check(quiet, 101)[1] == []
 

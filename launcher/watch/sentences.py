@@ -10,7 +10,7 @@ from launcher.watch.waits import Stall
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
-_LOCK = re.compile("baton|lock|Lock")
+_LOCK_FILE = re.compile(r"(?i)baton|file_?lock|lock_?file|\bflock")
 # In these each rank's input has the same size; a root's, or a share's, may have another.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
@@ -61,7 +61,7 @@ def _idle(stall: Stall, now: float) -> str:
     if stall.runs_on:
         has_ended = f"rank {number}'s script has ended, but its process is still running"
         return f"{has_ended}: {place}{others}"
-    hint = " (a lock file of a run that was killed?)" if _LOCK.search(place) else ""
+    hint = " (a lock file of a run that was killed?)" if _LOCK_FILE.search(place) else ""
     lasting = f"for {lasted(now - first.since)}{hint}"
     return f"rank {number} has begun no collective: it is in {place}, {lasting}{others}"
 

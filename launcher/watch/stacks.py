@@ -23,6 +23,7 @@ _MOST_LINES, _MOST_BYTES = 400, 40_000  # of all hosts
 _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
+_STANDARD = re.compile(r"/lib(64)?/python3\.\d+/(?!(site|dist)-packages/)|^<frozen ")
 _OURS = re.compile(
     r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm)\.py$"
 )
@@ -109,8 +110,12 @@ def place(calls: Calls) -> str:
 
 
 def still_in(calls: Calls) -> str:
-    """Return the place of the innermost call, and of the user's own call that led there."""
-    innermost, own = place(calls[-1:]), place(calls)
+    """Return the innermost call's place, and that of the user's own call that led there.
+
+    Calls of Python's own library do not count: they say little.
+    """
+    others = tuple(one for one in calls if not _STANDARD.search(one.path)) or calls
+    innermost, own = place(others[-1:]), place(calls)
     return innermost if innermost == own else f"{innermost}, called in {own}"
 
 
