@@ -52,20 +52,22 @@ def lifecycle():
     refused(ValueError, smddp.init_process_group)  # twice, as in torch
 
 
-def before_init():
-    tensor = torch.zeros(4)
-    calls = {
+def calls():
+    """Return all calls that take a group, each with other arguments for it."""
+    tensors = [torch.zeros(4) for _ in range(RANKS + 1)]
+    return {
         smddp.get_world_size: (),
         smddp.get_rank: (),
-        smddp.get_local_rank: (),
-        smddp.all_reduce: (tensor,),
-        smddp.broadcast: (tensor,),
-        smddp.all_gather: ([tensor] * 4, tensor),
-        smddp.all_to_all_single: (tensor, tensor),
+        smddp.all_reduce: (tensors[0],),
+        smddp.broadcast: (tensors[0],),
+        smddp.all_gather: (tensors[1:], tensors[0]),
+        smddp.all_to_all_single: (tensors[1], tensors[0]),
         smddp.barrier: (),
-        DDP: (nn.Linear(1, 1),),
     }
-    for call, args in calls.items():
+
+
+def before_init():
+    for call, args in {**calls(), smddp.get_local_rank: (), DDP: (nn.Linear(1, 1),)}.items():
         assert "call init_process_group() first" in refused(RuntimeError, call, *args)
     assert "group.WORLD" in refused(ValueError, smddp.init_process_group, group=dist)
 
@@ -208,16 +210,7 @@ def barrier():
 def groups():
     """Groups other than WORLD are refused everywhere; None and torch's own WORLD are WORLD."""
     pair = dist.new_group([0, 1])
-    tensor = torch.zeros(4)
-    for call, args in (
-        (smddp.get_world_size, ()),
-        (smddp.get_rank, ()),
-        (smddp.all_reduce, (tensor,)),
-        (smddp.broadcast, (tensor,)),
-        (smddp.all_gather, ([tensor.clone() for _ in range(RANKS)], tensor)),
-        (smddp.all_to_all_single, (tensor.clone(), tensor)),
-        (smddp.barrier, ()),
-    ):
+    for call, args in calls().items():
         for other in (pair, "WORLD", 0):
             text = refused(ValueError, call, *args, group=other)
             assert "expected group.WORLD" in text

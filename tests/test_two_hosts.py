@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from conftest import poll, ports
+from conftest import ports
 
 pytestmark = pytest.mark.torch
 
@@ -140,19 +140,3 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
                 "host; choose another with --launcher-rdzv-port, the same one on every host.\n"
             )
             assert host.out == ""
-
-
-def test_arguments_that_differ_end_all(start, script):
-    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2", "127.0.0.3"]', **ports()}
-    hosts = []
-    for name, lr in (("127.0.0.1", "0.1"), ("127.0.0.3", "0.1"), ("127.0.0.2", "0.2")):
-        if name == "127.0.0.2":
-            poll(lambda: all("rendezvous at" in host.err for host in hosts))
-        argv = ("--train-script", script(""), "--lr", lr)
-        hosts.append(start(*argv, SM_CURRENT_HOST=name, **common))
-    for host in hosts:
-        assert host.wait() == 2, host.log()
-        assert host.failure == (
-            "launcher: 127.0.0.1 and 127.0.0.2 differ in their script's arguments: "
-            "['--lr', '0.1'] and ['--lr', '0.2']; expected the same on every host.\n"
-        )

@@ -73,11 +73,6 @@ class Host:
         (self.opt_ml / path).parent.mkdir(parents=True, exist_ok=True)
         (self.opt_ml / path).write_text(text)
 
-    def lose_its_name(self) -> None:
-        """Have the host call itself what nothing resolves, as an own image's does on SageMaker."""
-        self.will_first("hostname nobody-knows-me || exit 98; getent hosts $(hostname) && exit 99")
-        self.options["cap_add"] = ["SYS_ADMIN"]
-
     def will_first(self, script: str) -> None:
         """Have the container run some shell script before its launcher."""
         script += '\nexec sm-launch init "$@"'

@@ -42,13 +42,10 @@ def two(script: Script, *faults: Fault, **other: Any) -> Plan:
 
 FAILS = SAVES._replace(at_break=AtBreak.EXITS)
 SCENARIOS = {
-    "all succeed": one(SUCCEEDS),
     "a rank raises, and the other one saves": one(SAVES, Fault(What.RAISES, 3, local_rank=1)),
     "a rank exits, and the other one has to be killed": one(
         IGNORES, Fault(What.EXITS, 3), failure_grace=1
     ),
-    "a rank is killed, and the other one dies of SIGTERM": one(DIES, Fault(What.KILLED, 3)),
-    "a rank's hook chooses its exit code": one(DIES, Fault(What.HOOK, 3, amount=0.5)),
     "a rank's hook ends it with 0": one(SUCCEEDS, Fault(What.FORGIVEN, 3, amount=0.1)),
     "a rank leaves the other one, which fails of it": one(
         FAILS, Fault(What.LEAVES, 3, local_rank=1)
@@ -65,7 +62,6 @@ SCENARIOS = {
     "what torchrun has started is killed": two(SAVES, Fault(What.STUB_KILLED, 3, host=1)),
     "a keeper is killed": one(SAVES, Fault(What.KEEPER_KILLED, 3)),
     "torchrun is killed": two(SAVES, Fault(What.TORCHRUN_KILLED, 3, host=1)),
-    "the launcher of another host is killed": two(SAVES, Fault(What.LAUNCHER_KILLED, 3, host=1)),
     "the first host's launcher is killed": two(SAVES, Fault(What.LAUNCHER_KILLED, 3)),
     "the ranks of two hosts are restarted": two(
         SUCCEEDS, Fault(What.ENDS, 3, host=1), max_restarts=1
@@ -73,14 +69,7 @@ SCENARIOS = {
     "one host is through before the other": two(SUCCEEDS, Fault(What.HOST_SLOW, host=1, amount=3)),
 }
 # For `make matrix`.
-SECOND_OF_THEIR_KIND = (
-    "all succeed",
-    "a rank exits, and the other one has to be killed",
-    "a rank is killed, and the other one dies of SIGTERM",
-    "a rank's hook chooses its exit code",
-    "Ctrl-C three times",
-    "the launcher of another host is killed",
-)
+SECOND_OF_THEIR_KIND = ("a rank exits, and the other one has to be killed", "Ctrl-C three times")
 
 
 def simulated(plan: Plan) -> list[tuple[Any, Any]]:

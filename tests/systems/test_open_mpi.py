@@ -23,15 +23,6 @@ def mpirun(mpirun):
 
 
 @pytest.mark.systems
-def test_a_failed_rank_ends_the_job(mpirun, script):
-    text = f"import os, sys; sys.path.insert(0, {str(TRAIN_DDP.parent)!r})\nimport train_ddp\n"
-    text += "if os.environ['RANK'] == '1':\n    sys.exit(7)\ntrain_ddp.main()"
-    host = mpirun(2, script(text), *SMALL)
-    assert host.wait() == 7, host.log()
-    assert host.leftovers() == []
-
-
-@pytest.mark.systems
 def test_a_stopped_job_resumes(mpirun):
     # --mca odls_base_sigkill_timeout 10: seconds to save, which mpirun waits in full; by default 1.
     seconds = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
