@@ -210,7 +210,7 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
     first = Host(FIRST, fingerprint=ours)
     first.hears_hello(SECOND, fingerprint=ours)
     *joined, tell = first.hears_hello(THIRD, fingerprint=theirs, hosts=hosts)
-    code, text, _ = tell.message.result
+    code, text, *_ = tell.message.result
     assert tuple(joined) == joins(THIRD) and code == 2 and len(text) < 600
     assert text.startswith(f"launcher: algo-1 and algo-3 differ in their {differ}")
     assert text.endswith("; expected the same on every host.\n")
@@ -561,7 +561,7 @@ def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_re
     else:
         # After 100 s and two looks, nothing has moved.
         first.waits_until(30 + 100 + 2 * 5 + 3)
-        hung = Result(75, f"{RUN_ON}\nexit code 75 (--launcher-hang-timeout)\n")
+        hung = Result(75, f"{RUN_ON}\nexit code 75 (--launcher-hang-timeout)\n", is_hang=True)
         assert ended(first, 143) == hung
 
 
@@ -689,6 +689,7 @@ COORDINATORS = [
         Alive(),
     ),
     *(End(1, SUCCESS), End(2, STOPPED), End(3, Result(3, "loss is nan\nexit code 3\n"))),
+    End(4, Result(75, "a hang\n", is_hang=True)),
     *(End(1, SUCCESS, "why"), CollectStacks(3, True), AllStacks(("rank 0:", "  main thread:"))),
 ]
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 import sys
 from types import SimpleNamespace
 
@@ -410,6 +411,28 @@ def test_a_stall_that_grows_is_not_new():
     assert not told and not is_new and [one.root for one in state.stalls] == [(1,)]
 
 
+@pytest.mark.parametrize("kind", ["waits", "runs on"])
+def test_a_stall_that_begins_while_another_lasts_is_named_in_its_own_time(kind):
+    pairs = [
+        [rank(n, group(9, 9, ranks=f"{n}-{n + 1}")), rank(n + 1, group(8, ranks=f"{n}-{n + 1}"))]
+        for n in (0, 2)
+    ]
+    if kind == "runs on":
+        pairs = [[rank(0, runs_on=True)], [rank(3, runs_on=True)]]
+    (of_first, of_second), state, said = pairs, begun(), []
+    for now in range(100, 500):
+        first = [one._replace(unchanged=now - 40) for one in of_first]
+        state = hears(state, "algo-1", first if now < 310 else [], now)
+        second = [one._replace(unchanged=now - 270) for one in of_second]
+        state = hears(state, "algo-2", second if now >= 300 else [], now)
+        if now >= judge.due(state):
+            state, lines, _ = check(state, now)
+            said += [(now, re.findall(r"rank \d", line)[:1]) for line in lines]
+    rank_0, rank_3 = (101, ["rank 1"]) if kind == "waits" else (101, ["rank 0"]), (330, ["rank 3"])
+    assert said[0] == rank_0 and rank_3 in said, said
+    assert [at for at, _ in said] == [101, 162, 284, 330, 390], said
+
+
 def test_ranks_that_all_say_nothing_more_may_have_gone_on():
     """And then each keeps Python's lock, or Python ends."""
     silent = {"trouble": "does not answer: x"}
@@ -761,6 +784,19 @@ def test_of_a_stall_that_lasts_only_what_has_changed_is_said_again():
             said += lines
     assert "is in load" in said[0] and said[1].endswith(", for the same reason."), said
     assert [line for line in said[2:] if "same reason" not in line and "is in save" in line], said
+
+
+def test_the_reason_of_a_hang_is_logged_if_it_has_changed():
+    state = begun(notify=60, timeout=100, every=1)
+    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))]
+    state, lines, _ = check(hears(state, "algo-1", ranks, 100), 101)
+    assert "is in load" in lines[0]
+    moved = [*ranks[:3], ranks[3]._replace(place="save, train.py:9")]
+    moved = [one._replace(unchanged=90) for one in moved]
+    state, lines, _ = check(hears(state, "algo-1", moved, 130), 131)
+    assert not lines
+    state, lines, _ = check(state, judge.due(state))
+    assert lines == [state.hang.what] and "is in save" in lines[0]
 
 
 LOADS = ("load_extension", "/code/train.py", 9)

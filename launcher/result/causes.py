@@ -68,16 +68,12 @@ class Result(NamedTuple):
     exit_code: int
     text: str = ""
     stop_signal: int = 0  # of a person or the platform
+    is_hang: bool = False  # ranks had made no progress for too long
 
     @property
     def cause(self) -> str:
         """The text's first line, as the log has it."""
         return self.text.partition("\n")[0].removeprefix("launcher: ")
-
-    @property
-    def is_hang(self) -> bool:
-        """Whether ranks had made no progress for too long."""
-        return f"({flag('hang_timeout')})" in self.text
 
     @property
     def note(self) -> Note:
@@ -102,7 +98,8 @@ def as_received(result: Result) -> Result:
         return SUCCESS
     if result.stop_signal:
         return stopped(result.stop_signal)
-    return Result(failure_code(result.exit_code), failure_text(result.text))
+    code = failure_code(result.exit_code)
+    return result._replace(exit_code=code, text=failure_text(result.text))
 
 
 class Failure(NamedTuple):
@@ -120,6 +117,7 @@ class Failure(NamedTuple):
     details: str = ""  # `exit code 3, 12 s after start`
     frames: str = ""  # of a traceback, the innermost last
     may_restart: bool = False
+    is_hang: bool = False
     rank: int = -1
     broken: str = ""
     # Added by the coordinator.
@@ -161,7 +159,7 @@ class Failure(NamedTuple):
     @property
     def result(self) -> Result:
         """How the job ends if this is the cause."""
-        return Result(failure_code(self.exit_code), self.text)
+        return Result(failure_code(self.exit_code), self.text, is_hang=self.is_hang)
 
     @property
     def obstacle(self) -> str:
@@ -351,7 +349,7 @@ def of_lost_host(host: str, how: str) -> Failure:
 def of_hang(what: str, *, may_restart: bool = True) -> Failure:
     """Return the failure of a job whose ranks wait for an absent rank, or do not exit."""
     failure = _with_code(Cause.OWN, EXIT_HUNG, what, f" ({flag('hang_timeout')})")
-    return failure._replace(may_restart=may_restart)
+    return failure._replace(may_restart=may_restart, is_hang=True)
 
 
 def _with_code(cause: Cause, code: int, what: str, more: str = "") -> Failure:

@@ -183,13 +183,15 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
                 state, more = _collect(state, now, may_signal=may_signal, is_for_log=True)
                 actions += more
             notice_at = stall.since + 2 * max(state.options.hang_notify, now - stall.since)
-            stall = stall._replace(notice_at=notice_at, logged=reason)
+            named = {*stall.root}.union(*(wait.waiting for wait in stall.waits))
+            stall = stall._replace(notice_at=notice_at, logged=reason, named=frozenset(named))
         stalls.append(stall)
         if now >= _fails_at(stall, state) and not state.hang:
             # A rank whose script has ended may be making its last save.
             may_restart = not any(stall.ranks[rank].runs_on for rank in stall.root)
             hang = of_hang(sentences.line(stall, now), may_restart=may_restart)
-            actions.append(_at_root(hang.note, stall))
+            lines = [Log(hang.what)] if sentences.reason(stall, now) != stall.logged else []
+            actions += [*lines, _at_root(hang.note, stall)]
             state = state._replace(hang=hang)
     return state._replace(stalls=tuple(stalls)), tuple(actions)
 
@@ -228,8 +230,11 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     for stall in waits.stalls_in(ranks):
         if options.notes or stall.ends_job or stall.runs_on:
             notice_at = stall.since + min(options.hang_notify, options.hang_timeout)
-            earlier = tracked.pop(stall.kind, stall._replace(notice_at=notice_at))
-            stalls.append(stall._replace(notice_at=earlier.notice_at, logged=earlier.logged))
+            earlier = tracked.pop(stall.kind, stall)
+            if earlier.named & stall.ranks.keys():  # otherwise that one has ended
+                stall = stall._replace(logged=earlier.logged, named=earlier.named)
+                notice_at = earlier.notice_at
+            stalls.append(stall._replace(notice_at=notice_at))
     over = [stall for stall in state.stalls if stall.progress_at < math.inf]
     for stall in (*over, *tracked.values()):
         if stall.logged and stall.waits:

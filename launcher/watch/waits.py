@@ -62,6 +62,7 @@ class Stall(NamedTuple):
     is_sure: bool = True
     notice_at: float = math.inf  # when it is logged next
     logged: str = ""  # the reason that was logged last; "": none yet
+    named: frozenset[int] = frozenset()  # its ranks; when all have moved, that stall has ended
     progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
 
     @property
