@@ -199,9 +199,7 @@ def _happened(found: Timeline) -> list[str]:
     """Return the events, in order, with tracebacks and stacks."""
     lines = []
     for event in found.events:
-        where = "" if event.where in event.words else event.where
-        said = ": ".join(filter(None, [where, event.kind, event.words]))
-        lines.append(f"{found.clock(event.at)}Z  {said}")
+        lines.append(f"{found.clock(event.at)}Z  {event.kind}: {event.summary}")
         if event.is_root or event.kind != "failed":  # the page folds the tracebacks of others
             lines += [f"{'':11}{line}" for line in event.text.splitlines()]
         lines += [f"{'':11}output: {path}" for path in event.files if event.is_root]

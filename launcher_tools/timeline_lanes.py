@@ -105,6 +105,13 @@ class Event(NamedTuple):
     files: Sequence[str]  # where its output may be, below the folder
     is_root: bool  # the failure that ended its attempt
 
+    @property
+    def summary(self) -> str:
+        """Its words, after where it happened, if they do not say it themselves."""
+        if re.search(rf"(?<![\w.-]){re.escape(self.where)}(?![\w-]|\.\w)", self.words):
+            return self.words
+        return ": ".join(filter(None, [self.where, self.words]))
+
 
 class Lane(NamedTuple):
     """One rank; None: a host without a known rank."""
@@ -340,7 +347,7 @@ def _events(
     failed_at = {root.attempt: root.seconds for root in roots}
 
     def order(line: Line) -> tuple[float, bool]:
-        """A restart follows the failure that it is for, though another host's clock says before."""
+        """Put a restart after its failure, even if it has the earlier time, by another clock."""
         is_restart = line.event == "restart"
         earliest = failed_at.get(line.attempt, 0.0) if is_restart else 0.0
         return max(line.seconds, earliest), is_restart

@@ -350,9 +350,7 @@ def _add_events(section: Element, found: Timeline) -> None:
         _add(entry, "time", f"{found.clock(event.at)} ")
         if event.kind in _SHAPES:
             _add_icon(entry, event)
-        where = "" if event.where in event.words else event.where
-        said = ": ".join(filter(None, [where, event.words]))
-        _add(entry, "b", event.kind).tail = f" {said}"
+        _add(entry, "b", event.kind).tail = f" {event.summary}"
         if event.text and event.kind == "failed" and not event.is_root:
             folded = SubElement(entry, "details")
             _add(folded, "summary", "traceback", "soft")

@@ -108,6 +108,22 @@ def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earl
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("rank", "cause", "said"),
+    [
+        (1, "algo-1, rank 1 (local rank 1) failed", "algo-1, rank 1 (local rank 1) failed"),
+        (1, "algo-1, rank 12 (local rank 4) failed", "algo-1, rank 1: algo-1, rank 12 (local rank"),
+        (None, "algo-12 was lost", "algo-1: algo-12 was lost"),
+        (None, "my-algo-1, rank 1 failed", "algo-1: my-algo-1, rank 1 failed"),
+        (None, "attempt 1 failed: algo-1, rank 3 failed", "attempt 1 failed: algo-1, rank 3 fail"),
+    ],
+)
+def test_where_an_event_happened_is_said_unless_its_words_say_it(rank, cause, said):
+    failed = line(5, "failed", rank=rank, cause=cause)
+    (event,) = drawn_of(algo_1=line(0, "began", job="x") + failed).events
+    assert event.summary.startswith(said)
+
+
 def test_nothing_is_known_of_a_host_from_when_it_was_lost():
     one = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
     one += line(9, "lost", "algo-2", cause="its launcher died") + line(12, "ended", exit_code=69)
