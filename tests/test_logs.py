@@ -19,18 +19,17 @@ with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
 
 def show(text: bytes, *, prefix: bytes = b"", reads: bool = True) -> tuple[bytes, int]:
     """Return what a console that is a pipe got of a stream, and how many bytes it did not get."""
-    reader, writer = os.pipe()
-    stream = output.Stream(output.Console(writer), -1, prefix)
-    stream.open()
+    (reader, writer), (pipe, prints) = os.pipe(), os.pipe()
+    stream = output.Stream(pipe, output.Console(writer), -1, prefix, True, False)
     console = os.fdopen(reader, "rb")
     with ThreadPoolExecutor() as pool, console:
         read = pool.submit(console.read) if reads else None
         for begin in range(0, len(text), 1000):
-            os.write(stream.writer, text[begin : begin + 1000])
+            os.write(prints, text[begin : begin + 1000])
             stream.read(0.0)
-        stream.close_writer()
+        os.close(prints)
         left_out = stream.finish(time.monotonic() + (60 if reads else 0))
-        for descriptor in {writer, stream.console.descriptor}:
+        for descriptor in {pipe, writer, stream.console.descriptor}:
             os.close(descriptor)
         shown = read.result() if read else os.read(reader, 1 << 20)
     return shown, left_out
@@ -83,12 +82,12 @@ BARS = {
 def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
     """Of its states one each 5 s is a line, and the last one; other lines are whole at once."""
     with open(tmp_path / "console", "wb") as console:
-        stream, now, seen = output.Stream(output.Console(console.fileno()), -1, b""), 100.0, 0
-        stream.open()
+        (pipe, prints), now, seen = os.pipe(), 100.0, 0
+        stream = output.Stream(pipe, output.Console(console.fileno()), -1, b"", True, False)
         for step in steps:
             if isinstance(step, bytes):
                 now += 0.02
-                os.write(stream.writer, step)
+                os.write(prints, step)
                 while stream.read(now):
                     pass
             elif step == "end":
@@ -102,8 +101,8 @@ def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
                     now += 0.1
                     if now >= stream.due:
                         stream.show_due(now)
-        stream.close_writer()
-        stream.close()
+        os.close(prints)
+        os.close(pipe)
 
 
 # Jobs.

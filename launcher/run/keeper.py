@@ -74,22 +74,26 @@ class Script:
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
     says: Link | None = None
-    its: _socket.socket | None = None  # its end of that connection, until its process has that
     file = -1
 
     def __init__(self, grace: float = 30.0, log: str = "") -> None:
         self.grace, self.log = grace, log
         self.streams: list[Stream] = []
+        # Descriptors to close; its own: until its process has got them, or was not started.
+        self.ours, self.its = list[int](), list[int]()
 
-    def open(self, *, shows: bool, prefix: str, merges: bool, bars: str) -> list[int]:
+    def open(
+        self, consoles: list[Console], *, shows: bool, prefix: str, merges: bool, bars: str
+    ) -> tuple[int, int]:
         """Return its own stdout and stderr. Raises OSError.
 
         Its streams are pipes that we read, or a terminal. `shows`: the console shows them.
         `merges`: both are stdout. `bars`: the numbers of streams whose progress bars are shown
         unchanged, as on a terminal.
         """
-        ours, self.its = _socket.socketpair()
+        ours, its = _socket.socketpair()
         self.says = Link(ours)
+        self.its.append(its.detach())
         # One stream keeps the order of output to both.
         is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
         writers: list[int] = []
@@ -98,11 +102,14 @@ class Script:
             if is_terminal and shows and self.file < 0:
                 writers.append(number)
                 continue
-            stream = Stream(Console(number), self.file, prefix.encode())
-            stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
+            reader, writer = os.pipe()
+            self.ours.append(reader)
+            self.its.append(writer)
+            writers.append(writer)
+            console, has_bars = consoles[number - 1], is_terminal or str(number) in bars
+            stream = Stream(reader, console, self.file, prefix.encode(), shows, has_bars)
             self.streams.append(stream)
-            writers.append(stream.open())
-        return [writers[0], writers[-1]]
+        return writers[0], writers[-1]
 
     @property
     def died_of_a_stop(self) -> bool:
@@ -120,23 +127,12 @@ class Script:
         clues = {} if self.signal or not self.code else _clues(self.code, tail)
         return {"code": self.code, "response": self.response, **clues}
 
-    def close_its(self) -> None:
-        """Close the ends of its process, which has got them, or was not started."""
-        if self.its:
-            self.its.close()
-        for stream in self.streams:
-            stream.close_writer()
-
     def close(self) -> None:
         """Close all of its files."""
-        self.close_its()
         if self.says:
             self.says.close()
-        for stream in self.streams:
-            stream.close()
-            stream.console.close()
-        if self.file >= 0:
-            os.close(self.file)
+        close(self.ours)
+        close(self.its)
 
 
 class Keeper:
@@ -156,6 +152,7 @@ class Keeper:
         os.close(run_dir)
         self._launcher = Link(connection)
         self._script = Script()
+        self._consoles: list[Console] = []  # of stdout and stderr, once this has the launcher's
         self._has_children = False  # until waitpid says that nothing is left
         # The current end; when its next step, and its SIGKILL, are due.
         self._steps: Iterator[float] | None = None
@@ -268,12 +265,14 @@ class Keeper:
         """Start the script for an attempt; it ignores some of WARNINGS. See Script.open."""
         self._script.close()
         script = self._script = Script(grace, log)
+        self._consoles = self._consoles or [Console(1), Console(2)]
         try:
             script.file = open_file(log) if log else -1
+            script.ours += [script.file] * bool(log)
         except OSError as error:
             self._log(f"cannot write {log} ({error.strerror}); the job continues without it.")
         try:
-            stdout, stderr = script.open(**how)
+            stdout, stderr = script.open(self._consoles, **how)
             script.pid = script.group = self._fork(stdout, stderr, ignored)
         except OSError as error:  # too many processes or open files
             why = f"({error.strerror}); raise ulimit -u, or ulimit -n"
@@ -282,12 +281,12 @@ class Keeper:
             self._script = Script(grace)
             self._launcher.send({"ended": script.ended()})
             return
-        if not script.pid and script.its:
-            says = script.its.detach()
+        if not script.pid:
+            says = script.its.pop(0)
             all_of_it: dict[str, str | None] = {**self._environ, **environ}
             all_of_it["LAUNCHER_KEEPER"] = str(says)
             raise Forked({name: text for name, text in all_of_it.items() if text is not None}, says)
-        script.close_its()
+        close(script.its)
         self._has_children = True
         self._launcher.send({"runs": {"pid": script.pid}})
 
@@ -469,6 +468,12 @@ def _clues(code: int, output: str) -> dict[str, Any]:
         return dict(clues.of_process(code, output))
     except Exception:  # report nothing that could not be read
         return {}
+
+
+def close(descriptors: list[int]) -> None:
+    """Close descriptors, and forget them."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def send(pid: int, number: int) -> None:

@@ -6,7 +6,6 @@ console in one write, so that ranks' lines are never torn; none of these writes 
 
 from __future__ import annotations
 
-import _socket
 import fcntl
 import os
 import select
@@ -28,21 +27,13 @@ class Console:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
-        self._given, mode = descriptor, os.fstat(descriptor).st_mode
-        self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
+        self._may_block, mode = True, os.fstat(descriptor).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             with suppress(OSError):  # another user's; without a reader
                 # Open it anew: then other processes do not get the flag.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
-
-    def close(self) -> None:
-        """Close the descriptor that was opened here."""
-        if self._socket:
-            self._socket.close()
-        if self.descriptor != self._given:
-            os.close(self.descriptor)
-            self.descriptor = self._given
+                self._may_block = False
 
     def write(self, data: bytes = b"") -> None:
         """Write what the console takes, in pieces of whole lines; the rest waits."""
@@ -53,15 +44,10 @@ class Console:
             if end > select.PIPE_BUF:
                 end = self.waiting.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
             # One that could not be opened anew does so without blocking, if it is ready.
-            may_block = self.descriptor == self._given
-            if may_block and not select.select([], [self.descriptor], [], 0)[1]:
+            if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
                 return
             try:
-                piece = bytes(self.waiting[:end])
-                if self._socket:
-                    count = self._socket.send(piece, _socket.MSG_DONTWAIT)
-                else:
-                    count = os.write(self.descriptor, piece)
+                count = os.write(self.descriptor, self.waiting[:end])
             except BlockingIOError:
                 return
             except OSError:  # no reader, a full disk
@@ -85,32 +71,29 @@ class Console:
 
 
 class Stream:
-    """A pipe that is the script's stdout, stderr, or both; every byte goes to the file, too.
+    """A pipe that is the script's stdout, stderr, or both, to its end.
 
-    Progress bars reach a console that `has_bars` unchanged, other consoles as lines (bars.py).
+    Every byte goes to the file, too; and to the console, if it `shows` this rank. Progress bars
+    reach one that `has_bars` unchanged, other consoles as lines (bars.py).
     """
 
-    shows, has_bars = True, False
-
-    def __init__(self, console: Console, file: int, prefix: bytes) -> None:
-        self.reader = self.writer = -1
+    def __init__(
+        self, reader: int, console: Console, file: int, prefix: bytes, shows: bool, has_bars: bool
+    ) -> None:
+        os.set_blocking(reader, False)
+        self.reader, self._is_open = reader, True
         self.console, self._file, self._prefix = console, file, prefix
+        self._shows, self._has_bars = shows, has_bars
         self.tail, self.read_at = b"", 0.0  # the end of all output, and when it was read
         self._rest, self._is_in_line = b"", False
         self._rest_due = NEVER  # when text without a line end is shown
         self._bars = Bars()
 
-    def open(self) -> int:
-        """Make the pipe; return the script's end. Raises OSError."""
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        return self.writer
-
     @property
     def is_read(self) -> bool:
         """Whether to read more now: not while the console is full."""
         is_full = self._file < 0 and len(self.console.waiting) >= _WAITING
-        return self.reader >= 0 and not is_full
+        return self._is_open and not is_full
 
     def read(self, now: float) -> int:
         """Read what is there; return how many bytes that was."""
@@ -118,8 +101,8 @@ class Stream:
             data = os.read(self.reader, READ)
         except BlockingIOError:
             return 0
+        self._is_open = bool(data)
         if not data:
-            self.close()
             return 0
         self.tail, self.read_at = (self.tail + data)[-READ:], now or NEVER
         if self._file >= 0:
@@ -131,7 +114,7 @@ class Stream:
     def _take(self, text: bytes, now: float) -> None:
         """Process text that was not shown yet."""
         end = text.rfind(b"\n") + 1
-        if not self.has_bars and (not self._bars.is_over or writes_over(text)):
+        if not self._has_bars and (not self._bars.is_over or writes_over(text)):
             end = len(text)
             self._show_lines(self._bars.feed(text, now))
         else:
@@ -166,7 +149,7 @@ class Stream:
         self._show((b"\n" if lines and self._is_in_line else b"") + lines)
 
     def _show(self, text: bytes) -> None:
-        if not (text and self.shows):
+        if not (text and self._shows):
             return
         if self._prefix:
             begin = b"" if self._is_in_line else self._prefix
@@ -179,7 +162,7 @@ class Stream:
     def finish(self, deadline: float) -> int:
         """Read the rest until the deadline; return how many bytes the console did not take."""
         # Read at most what a pipe holds: anything later is from a process that still runs.
-        left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self.reader >= 0 else 0
+        left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self._is_open else 0
         while left > 0 and (count := self.read(0.0)):
             left -= count
             if not self.is_read:
@@ -191,18 +174,6 @@ class Stream:
         self.console.drain(deadline)
         count, self.console.left_out = self.console.left_out, 0
         return count
-
-    def close_writer(self) -> None:
-        """Close the script's end, in all processes but the script's."""
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
-
-    def close(self) -> None:
-        """Read no more."""
-        if self.reader >= 0:
-            os.close(self.reader)
-            self.reader = -1
 
 
 def open_file(path: str) -> int:
