@@ -29,8 +29,9 @@ patience with its cause. Clearing: `_bound`. Ended: 5 s for the other hosts to l
 one, whose torchrun and stores they use.
 
 *Invariants.*
-- What a host reports of its ranks is of this attempt: it reports nothing more of one that it has
-  cleared. `Cleared` with the number of an earlier End changes nothing.
+- What a host reports of its ranks is of this attempt: once a host has cleared an attempt, that host
+  reports nothing more about the attempt. `Cleared` with the number of an earlier End changes
+  nothing.
 - Times of two hosts' clocks are never compared: hosts report ages.
 
 Times are on the clock System.now(), waits in seconds. Pure.

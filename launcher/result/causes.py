@@ -49,9 +49,10 @@ class Cause(enum.IntEnum):
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # torchrun failed, or was killed
-    TIMED_OUT = 3  # a rank gave up waiting for others
-    ABORTED = 4  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
-    SECONDARY = 5  # a rank reported another rank's death
+    TORCHRUN_ENDS = 3  # torchrun ends its ranks: perhaps because another host's has ended
+    TIMED_OUT = 4  # a rank gave up waiting for others
+    ABORTED = 5  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
+    SECONDARY = 6  # a rank reported another rank's death
 
     @property
     def patience(self) -> float:
@@ -59,7 +60,7 @@ class Cause(enum.IntEnum):
         return _PATIENCE[self]
 
 
-_PATIENCE = (0.0, 0.5, 1.0, 3.0, 3.0, 3.0)
+_PATIENCE = (0.0, 0.5, 1.0, 1.0, 3.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):

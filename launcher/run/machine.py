@@ -374,6 +374,7 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     else:
         error = "it was sent a signal, or ends by itself (see this host's log)"
         failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
+        failure = failure._replace(cause=Cause.TORCHRUN_ENDS)
     by = lost.by if lost else now + STUB_SECONDS
     return state._replace(lost=Lost(failure, by, is_killed)), ()
 

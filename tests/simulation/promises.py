@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.peers import link
-from launcher.result.causes import NO_RESTART, Result
+from launcher.result.causes import NO_RESTART, Cause, Result
 from launcher.run.machine import GONE_SECONDS, TORCHRUN_SECONDS
 from simulation import faults, promises_of_ranks
 from simulation.facts import (
@@ -166,7 +166,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
         late = one.fault.amount if one.fault.what in FAILURES else 0.0
         by = one.time + late + 0.1
         if late and any(stop.time < by for stop in has(watch, *STOPS)):
-            late += 3.0  # it is not told once its host is stopped; an echo is waited upon for 3 s
+            late += Cause.SECONDARY.patience  # it is not told once its host is stopped
         bounds.append(MOST_SECONDS.get(one.fault.what, math.inf) + late)
     if watch.decided[0] > first.time + max(bounds):
         yield f"it decides {watch.decided[0] - first.time:.2f} s after: {first.fault.what.value}"

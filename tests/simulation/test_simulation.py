@@ -79,6 +79,16 @@ ONCE_BROKEN = {
     "a keeper is killed as a restart begins": Plan(
         script=Script(at_stop=AtStop.DIES), max_restarts=1, seed=108, faults=(
             fault(What.ENDS, 2.4), fault(What.KEEPER_KILLED, 2.42, 1))),
+    **{f"a launcher stands still, and hears first of another host's torchrun ({seed})": Plan(
+        script=Script(at_break=AtBreak.WAITS), seed=seed, faults=(
+            fault(What.LAUNCHER_PAUSES, 1.0, amount=4.0), fault(What.TORCHRUN_KILLED, 2.02)))
+        for seed in (64, 125)},
+    "a slow launcher hears of a stop, and of the end of what runs torchrun": Plan(
+        script=Script(seconds=3.0), seed=150, runner=0.0, faults=(
+            fault(What.HOST_SLOW, 0.0, 1, 2.0), fault(What.STOP, 7.0),
+            fault(What.LAUNCHER_PAUSES, 7.0, amount=1.0))),
+    "two ranks of a host crash at once": Plan(1, 2, seed=170, faults=(
+        fault(What.CRASHES, 3.1, rank=1), fault(What.KILLED, 3.1))),
 }  # fmt: skip
 
 
