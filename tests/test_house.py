@@ -38,7 +38,6 @@ CHILDREN = [
     "launcher.run.describe",
     "launcher.run.clues",
     "launcher.run.store",
-    "launcher.warm.handover",
     "launcher.warm.warm",
     "launcher.watch.in_rank",
     "launcher.container.training",

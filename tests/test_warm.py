@@ -219,10 +219,10 @@ FOLDERS = f"sys.path[:0] = {[str(WARM.parent / 'run'), str(WARM)]}"
 STUB = f"""
 import os, sys
 {FOLDERS}
-import handover
+import stub
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-handover._SECONDS = float(sys.argv[1])
-told = handover.have_forked("warm")
+stub._SECONDS = float(sys.argv[1])
+told = stub.have_forked("warm")
 print("cold" if told < 0 else os.read(told, 1)[0])
 """
 LISTENS = """
@@ -237,8 +237,7 @@ FORKS = f"""
 {FOLDERS}
 import warm
 connection = listener.accept()[0]
-stub = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
-words, environ, tells = warm.as_stub(stub, connection)
+words, environ, tells = warm.as_stub(connection)
 print(words, environ["OF_STUB"], os.sched_getaffinity(0), flush=True)
 os.write(tells, bytes([7]))
 """
@@ -250,7 +249,7 @@ def started(text, *words, **options):
 
 
 def test_a_stub_without_a_reply_kills_who_listens_and_starts_its_keeper_itself(script):
-    stub = "-I", "-S", script(STUB, "stub.py")
+    stub = "-I", "-S", script(STUB, "starts.py")
     with started(script(LISTENS + WAITS_FOR_EVER, "listens.py")) as listens:
         listens.stdout.readline()
         with started(*stub, "0.2") as stub_of_it:
@@ -264,7 +263,7 @@ def test_a_fork_has_what_the_stub_has(script):
     with started(script(LISTENS + FORKS, "forks.py")) as forks:
         forks.stdout.readline()
         environ = {**os.environ, "OF_STUB": "a=b\n"}
-        with started("-I", "-S", script(STUB, "stub.py"), "60", "", "é", env=environ) as stub:
+        with started("-I", "-S", script(STUB, "starts.py"), "60", "", "é", env=environ) as stub:
             out = stub.communicate()[0]
         assert forks.wait(60) == 0
     cores = {min(os.sched_getaffinity(0))}

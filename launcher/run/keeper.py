@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # see lines.py
 import _socket
-import ctypes
 import os
 import select
 import sys
@@ -37,7 +36,7 @@ import time
 # Without importlib, which takes longer.
 from _frozen_importlib_external import SourceFileLoader
 
-from lines import Link, decoded, suppress  # type: ignore[import-not-found]  # beside this file
+from lines import PDEATHSIG, Link, decoded, prctl, suppress  # type: ignore[import-not-found]
 from output import NEVER, Console, Stream, open_file  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False  # typing takes 2 ms
@@ -52,11 +51,10 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are stuck in the kernel
 _AGAIN_SECONDS = 0.2  # between two looks at leftovers, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline, leftovers of the script get SIGTERM
+_CHILD_SUBREAPER = 36  # PR_SET_ of linux/prctl.h
 _CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script's end
 # os.system() ignores these while it waits for its program.
 _IGNORED_BY_SYSTEM = (signal.SIGINT, signal.SIGQUIT)
-_PRCTL = ctypes.CDLL(None).prctl
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
 
 class Forked(BaseException):
@@ -173,7 +171,7 @@ class Keeper:
 
         Stops are blocked, not ignored: so a fork has the default dispositions from its begin.
         """
-        _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOPS, *WARNINGS))
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
@@ -299,7 +297,7 @@ class Keeper:
         if pid := os.fork():
             return pid
         os.setsid()
-        _PRCTL(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(128 + signal.SIGTERM)
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Lines on a socket that never blocks: the keeper's protocol.
+"""Lines on a socket that never blocks: the keeper's protocol; and other tools of a keeper.
 
 Imported by keeper.py, in the keeper's process: it needs no package of ours. Each rank waits for
 these imports, and keeps them in memory: C modules, instead of the standard library's wrappers, save
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import _json
 import _socket
+import ctypes
 import sys
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
+prctl = ctypes.CDLL(None).prctl
+PDEATHSIG = 1  # PR_SET_ of linux/prctl.h
 _READ = 1 << 16  # bytes at a time
 _LONGEST_LINE = 1 << 20  # of a message from the script's process
 _DESCRIPTOR = _socket.CMSG_LEN(4)  # bytes of an ancillary message with one descriptor

@@ -2,7 +2,7 @@
 
 Executed by path with the path of its socket, the script's folder, modules to import besides torch,
 and the descriptor of its socket to the launcher. It starts when the plan is made, so that its
-imports overlap with joining; stubs connect to it (handover.py). It ends with the launcher, which
+imports overlap with joining; stubs connect to it (stub.py). It ends with the launcher, which
 ends it once all keepers are there.
 
     stub             torchrun's child, waits for the keeper's exit code
@@ -23,7 +23,6 @@ BEFORE = frozenset(sys.modules)  # as a script finds them
 # ruff: noqa: E402
 import builtins
 import contextlib
-import ctypes
 import gc
 import importlib.machinery
 import json
@@ -42,9 +41,9 @@ RUN = os.path.join(os.path.dirname(HERE), "run")
 # leave a script's folder out of it, the ranks' is left out, too.
 IS_FIRST = sys.path[:1] == [HERE]
 sys.path[:IS_FIRST] = [RUN, HERE]
-import handover  # type: ignore[import-not-found]
 import keeper  # type: ignore[import-not-found]
 import rank  # type: ignore[import-not-found]
+import stub  # type: ignore[import-not-found]
 
 del sys.path[:2]
 for name in {*sys.modules} - BEFORE:
@@ -148,39 +147,30 @@ def serve(
         if launcher in select.select([listener, launcher], [], [])[0]:  # it never sends anything
             os._exit(0)
         connection = listener.accept()[0]
-        stub = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
-        if (policy := _memory_policy(stub)) != _memory_policy(os.getpid()):
-            end(launcher, f"the memory of ranks has the policy {policy}")
         with contextlib.suppress(OSError):  # no process is left: the stub forks its keeper itself
             if os.fork() == 0:
                 with listener, launcher:
                     try:
-                        return as_stub(stub, connection)
+                        return as_stub(connection)
                     except (OSError, ValueError) as error:
                         end(launcher, f"a keeper cannot be forked ({error})")
         connection.close()
 
 
-def as_stub(stub: int, connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
+def as_stub(connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
     """Become like a stub; return its words, its environment, and the socket to it."""
+    pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
     words, environ = (
-        [os.fsdecode(word) for word in Path(f"/proc/{stub}/{name}").read_bytes().split(b"\0")[:-1]]
+        [os.fsdecode(word) for word in Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")[:-1]]
         for name in ("cmdline", "environ")
     )
-    os.sched_setaffinity(0, os.sched_getaffinity(stub))
+    os.sched_setaffinity(0, os.sched_getaffinity(pid))
     for number, descriptor in enumerate(socket.recv_fds(connection, 1, 3)[1]):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    connection.sendall(handover.FORKED)
+    connection.sendall(stub.FORKED)
     del words[: words.index("-S") + 2]  # python -I -S stub.py
     return words, dict(text.split("=", 1) for text in environ), connection.detach()
-
-
-def _memory_policy(pid: int) -> str:
-    """Return a process's policy for memory (numactl), usually "default": see numa(7)."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/numa_maps") as file:
-        return file.readline().split()[1]
-    return "default"
 
 
 def end(launcher: socket.socket, why: str) -> NoReturn:
@@ -229,7 +219,7 @@ def _with_changes(environment: dict[str, str]) -> dict[str, str]:
 def main() -> None:
     """Import torch; fork. In a script's fork: run it."""
     path, folder, *preload, number = sys.argv[1:]
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
+    keeper.prctl(keeper.PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     launcher = socket.socket(fileno=int(number))
     os.set_inheritable(launcher.fileno(), False)
     inherited = _opened().keys() - {launcher.fileno()}
@@ -243,8 +233,8 @@ def main() -> None:
             keeper.send(pid, signal.SIGKILL)
         end(launcher, problem)
     gc.freeze()  # or each fork would copy all that at a collection, and at its end
-    words, environ, stub = serve(listener, launcher)
-    environ, says = keeper.keep(environ, stub)
+    words, environ, tells = serve(listener, launcher)
+    environ, says = keeper.keep(environ, tells)
     for descriptor in _opened().keys() - inherited - {says}:
         os.close(descriptor)
     as_new(words, environ)
