@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import LaunchError
-from launcher.host.journal import NAME
+from launcher.host.journal import NAME, host_folder
 from launcher.host.signals import Signals
 from launcher.result.causes import SUCCESS, Result
 from launcher.text.log import log, show
 from launcher.text.words import lasted, plural, printable
 from launcher_tools import timeline_page
 from launcher_tools.parser import Parser
-from launcher_tools.timeline_lanes import KINDS, MARKS, Lane, Line, Mark, Timeline, parsed, timeline
+from launcher_tools.timeline_lanes import KINDS, MARKS, Lane, Line, Timeline, parsed, timeline
 
 PAGE = "timeline.html"
 _MOST_BYTES = 64 << 20  # of a file
@@ -34,7 +34,6 @@ Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder g
   --text   print the timeline as text instead
 
 Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
-_MOST_HAPPENED = 100  # lines
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -79,11 +78,8 @@ def read(folder: str) -> Timeline:
             "--launcher-log-dir, or the run folder of sm-launch local."
         )
     found = timeline(logs, [printable(note) for note in notes])
-    events = []
-    for event in found.events:
-        paths = [os.path.join(folder, name) for name in event.files]
-        events.append(event._replace(files=[*filter(os.path.isfile, paths)][:1]))
-    return found._replace(events=tuple(events))
+    events = [event._replace(output=_output(folder, event.line)) for event in found.events]
+    return found._replace(events=events)
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
@@ -98,6 +94,13 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
         path = os.path.join(folder, name, NAME)
         if os.path.isfile(path):  # not a pipe, which may never have data
             yield name, path
+
+
+def _output(folder: str, line: Line) -> str:
+    """Return the file with the output of a rank, or of its host; "" if there is none."""
+    host = host_folder(folder, line.host)
+    of_rank = os.path.join(host, f"attempt-{line.attempt}", f"rank-{line.rank}.log")
+    return next(filter(os.path.isfile, [of_rank, os.path.join(host, "stderr.log")]), "")
 
 
 def write(found: Timeline, path: str) -> None:
@@ -170,8 +173,8 @@ def _label(lane: Lane) -> str:
 
 def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    for host in found.hosts:
-        strips = [(lane, _strip(found, lane, host.marks, width)) for lane in host.lanes]
+    for lanes in found.hosts.values():
+        strips = [(lane, _strip(found, lane, width)) for lane in lanes]
         for strip, same in itertools.groupby(strips, key=operator.itemgetter(1)):
             (first, _), *others = same
             last = f"-{others[-1][0].rank}" if others else ""
@@ -179,29 +182,25 @@ def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _strip(found: Timeline, lane: Lane, of_host: Sequence[Mark], width: int) -> str:
-    """Return a lane as characters: the longest bar's, or a mark."""
-    cell = max(found.seconds, 1e-9) / width
-    longest: list[tuple[float, str]] = [(0.0, " ")] * width
+def _strip(found: Timeline, lane: Lane, width: int) -> str:
+    """Return a lane as characters: each is that of the bar in its middle, or of a mark."""
+    unit = width / max(found.seconds, 1e-9)
+    letters = [" "] * width
     for bar in lane.bars:
-        end = bar.start + bar.seconds
-        for at in range(int(bar.start / cell), min(width, int(end / cell) + 1)):
-            part = min(end, (at + 1) * cell) - max(bar.start, at * cell)
-            longest[at] = max(longest[at], (part, KINDS[bar.kind].letter))
-    letters = [letter for _, letter in longest]
-    for mark in (*of_host, *lane.marks):  # the rank's own replace the host's
-        at = max(0, min(width - 1, int(mark.at / cell)))
+        for at in range(round(bar.start * unit), round((bar.start + bar.seconds) * unit)):
+            letters[at] = KINDS[bar.kind].letter
+    # The rank's own marks replace the host's.
+    for mark in (*found.marks[lane.host, None], *found.marks[lane.host, lane.rank]):
+        at = max(0, min(width - 1, int(mark.at * unit)))
         letters[at] = MARKS[found.events[mark.event].kind]
     return "".join(letters)
 
 
-def _happened(found: Timeline) -> list[str]:
-    """Return the events, in order, with tracebacks and stacks."""
-    lines = []
+def _happened(found: Timeline) -> Iterator[str]:
+    """Yield the events, in order, with tracebacks and stacks."""
     for event in found.events:
-        lines.append(f"{found.clock(event.at)}Z  {event.kind}: {event.summary}")
+        yield f"{found.clock(event.line.seconds)}Z  {event.kind}: {event.summary}"
         if event.is_root or event.kind != "failed":  # the page folds the tracebacks of others
-            lines += [f"{'':11}{line}" for line in event.text.splitlines()]
-        lines += [f"{'':11}output: {path}" for path in event.files if event.is_root]
-    more = len(lines) - _MOST_HAPPENED
-    return lines[:_MOST_HAPPENED] + ([f"... and {plural(more, 'more line')}"] if more > 0 else [])
+            yield from (f"{'':11}{line}" for line in event.line.text.splitlines())
+        if event.is_root and event.output:
+            yield f"{'':11}output: {event.output}"

@@ -93,24 +93,30 @@ class Mark(NamedTuple):
     event: int  # its number in the list
 
 
-class Event(NamedTuple):
-    """An event, once, even if several hosts report it: `where` is the first of them, or a rank."""
+# Of a host's rank; of the host, if that is None.
+Marks = Mapping[tuple[str, Optional[int]], list[Mark]]
 
-    kind: str
-    at: float
-    host: str
-    where: str
-    words: str
-    text: str  # a traceback, or stacks
-    files: Sequence[str]  # where its output may be, below the folder
+
+class Event(NamedTuple):
+    """An event, once, even if several hosts report it: `line` is the first report."""
+
+    line: Line
+    where: str  # the host, the rank, or all of them
     is_root: bool  # the failure that ended its attempt
+    output: str = ""  # the file with its output
+
+    @property
+    def kind(self) -> str:
+        """What has happened, as in events.jsonl."""
+        return self.line.event
 
     @property
     def summary(self) -> str:
         """Its words, after where it happened, if they do not say it themselves."""
-        if re.search(rf"(?<![\w.-]){re.escape(self.where)}(?![\w-]|\.\w)", self.words):
-            return self.words
-        return ": ".join(filter(None, [self.where, self.words]))
+        words = self.line.words
+        if re.search(rf"(?<![\w.-]){re.escape(self.where)}(?![\w-]|\.\w)", words):
+            return words
+        return ": ".join(filter(None, [self.where, words]))
 
 
 class Lane(NamedTuple):
@@ -118,22 +124,13 @@ class Lane(NamedTuple):
 
     host: str
     rank: Optional[int]
-    bars: tuple[Bar, ...]
-    marks: tuple[Mark, ...]
+    bars: Sequence[Bar]
     ended: str  # how its last process ended: `exit 1`, `SIGTERM`
 
     @property
     def name(self) -> str:
         """The host and the rank."""
         return self.host if self.rank is None else f"{self.host}, rank {self.rank}"
-
-
-class Host(NamedTuple):
-    """A host, with the events of all of its ranks."""
-
-    name: str
-    lanes: tuple[Lane, ...]
-    marks: tuple[Mark, ...]
 
 
 class Timeline(NamedTuple):
@@ -145,15 +142,16 @@ class Timeline(NamedTuple):
     exit_code: Optional[int]
     seconds: float
     attempts: int
-    hosts: tuple[Host, ...]
-    notes: tuple[str, ...]
-    events: tuple[Event, ...]
+    hosts: Mapping[str, Sequence[Lane]]
+    notes: Sequence[str]
+    events: Sequence[Event]
+    marks: Marks
     utc: float  # its start, in seconds since 1970
 
     @property
     def lanes(self) -> list[Lane]:
         """All lanes."""
-        return [lane for host in self.hosts for lane in host.lanes]
+        return [lane for lanes in self.hosts.values() for lane in lanes]
 
     @property
     def size(self) -> str:
@@ -249,18 +247,12 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
     ends = [line for line in lines if line.event == "ended" and line.rank is None]
     last = max(ends, key=lambda line: (bool(line.exit_code), bool(line.cause)), default=None)
     events, marks = _events(lines)
-    waits = [line for line in lines if line.event in _STALLS]
-    found = []
+    lanes = {}
     for name, own in hosts.items():
         here = _known(name, own, lines, ends)
         ranks = {line.rank for line in own if line.rank is not None and line.host == name}
         rows: list[Optional[int]] = [*sorted(ranks)] or [None]
-        lanes = [
-            _lane(name, rank, here, [line for line in waits if rank in line.ranks], end)
-            for rank in rows
-        ]
-        lanes = [lane._replace(marks=tuple(marks[name, lane.rank])) for lane in lanes]
-        found.append(Host(name, tuple(lanes), tuple(marks[name, None])))
+        lanes[name] = [_lane(name, rank, here, end) for rank in rows]
     old = [f"{name}: its last job is {began[name].job}, not this one" for name in others]
     return Timeline(
         job=job,
@@ -269,9 +261,10 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
         exit_code=last.exit_code if last else None,
         seconds=end,
         attempts=max((line.attempt for line in lines), default=0),
-        hosts=tuple(found),
-        notes=(*notes, *old),
-        events=tuple(events),
+        hosts=lanes,
+        notes=[*notes, *old],
+        events=events,
+        marks=marks,
         utc=utc,
     )
 
@@ -289,28 +282,26 @@ def _known(
 ) -> list[Line]:
     """Return the lines about a host, until it was lost or its file ends, with a line that says so.
 
-    A host that has recorded its own end was not lost.
+    A host that has recorded its own end was not lost. Stalls are those of all hosts' ranks.
     """
-    here = [line for line in lines if line.host == name and line.event not in _STALLS]
+    here = [line for line in lines if line.host == name or line.event in _STALLS]
     lost = [line._replace(cause=f"lost: {line.cause}") for line in here if line.event == "lost"]
     if any(line.host == name for line in ends):
         lost = []
     elif ends and not lost:
-        lost = [own[-1]._replace(event="lost", cause="its file ends here")]
+        lost = [own[-1]._replace(event="lost", cause="its file ends here", since=own[-1].seconds)]
     until = lost[0].seconds if lost else float("inf")
     here = [line for line in here if line.seconds <= until and line.event != "lost"]
     return here + [line._replace(rank=None, exit_code=None) for line in lost[:1]]
 
 
-def _lane(
-    host: str, rank: Optional[int], here: Sequence[Line], waits: Sequence[Line], end: float
-) -> Lane:
-    """Return a lane without its marks, from the lines about its host, and about its stalls."""
-    changes = [(line.seconds, line) for line in here if line.rank in (None, rank)]
-    changes += [(line.since, line) for line in waits]
+def _lane(host: str, rank: Optional[int], here: Sequence[Line], end: float) -> Lane:
+    """Return a lane, from the lines about its host, and about stalls."""
     kind = stall = ended = ""
     bars = [Bar("unknown", 0.0, 0.0, 0, "not started")]
-    for at, line in sorted(changes, key=lambda change: change[0]):
+    for line in sorted(here, key=lambda line: line.since):
+        if not (rank in line.ranks if line.event in _STALLS else line.rank in (None, rank)):
+            continue
         kind = _next(kind, line)
         if line.event in (*_STALLS, "attempt"):
             stall = (line.cause or "no progress") if line.event == "stalled" else ""
@@ -319,15 +310,11 @@ def _lane(
             ended = f"exit {code}" if code >= 0 else signal_name(-code).split()[0]
         shown = "waiting" if kind == "training" and stall else kind or "unknown"
         if shown != bars[-1].kind or line.event == "attempt":
-            at = min(max(0.0, at), end)
+            at = min(max(0.0, line.since), end)
             bars.append(Bar(shown, at, 0.0, line.attempt, stall or line.words))
-        elif line.event == "saved" and shown == "saving":
-            bars[-1] = bars[-1]._replace(words=f"saved; {bars[-1].words}")
-        elif line.event == "ended" and line.rank is not None and shown == "ended":
-            bars[-1] = bars[-1]._replace(words=line.words)
     stops = [*(bar.start for bar in bars[1:]), end]
     bars = [bar._replace(seconds=stop - bar.start) for bar, stop in zip(bars, stops)]
-    return Lane(host, rank, tuple(bar for bar in bars if bar.seconds > 0), (), ended)
+    return Lane(host, rank, [bar for bar in bars if bar.seconds > 0], ended)
 
 
 def _next(kind: str, line: Line) -> str:
@@ -339,10 +326,8 @@ def _next(kind: str, line: Line) -> str:
     return _BECOMES.get(line.event, kind)
 
 
-def _events(
-    lines: Sequence[Line],
-) -> tuple[list[Event], Mapping[tuple[str, Optional[int]], list[Mark]]]:
-    """Return the events, those of several hosts or ranks once; and the marks of hosts and ranks."""
+def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
+    """Return the events, those of several hosts or ranks once; and the marks."""
     roots = _roots(lines)
     failed_at = {root.attempt: root.seconds for root in roots}
 
@@ -361,27 +346,20 @@ def _events(
         if line.event in _LISTED and (line.event != "ended" or line.rank is None):
             same.setdefault((line.event, line.attempt, line.cause), []).append(line)
     events: list[Event] = []
-    marks: dict[tuple[str, Optional[int]], list[Mark]] = collections.defaultdict(list)
+    marks: Marks = collections.defaultdict(list)
     for first, *others in same.values():
         for line in (first, *others):
             if line.event in MARKS and (line.event != "failed" or line in roots):
                 marks[line.host, line.rank].append(Mark(line.seconds, len(events)))
-        name = first.host.replace("/", "_")
-        where, files, which = first.host, [f"{name}/stderr.log"], "hosts"
+        where, which = first.host, "hosts"
         if first.rank is not None:
             where, which = f"{where}, rank {first.rank}", "ranks"
-            files.insert(0, f"{name}/attempt-{first.attempt}/rank-{first.rank}.log")
         if others and len(others) + 1 == everyone[which]:
             where = f"all {which}"
         elif others:
             where += f" and {len(others)} more"
         shown = first._replace(cause="") if first.event == "ended" else first  # the head has it
-        events.append(
-            Event(
-                first.event, first.seconds, first.host, where, shown.words, first.text, files,
-                first in roots,
-            )
-        )  # fmt: skip
+        events.append(Event(shown, where, first in roots))
     return events, marks
 
 

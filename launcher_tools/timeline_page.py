@@ -23,7 +23,6 @@ _SHAPES = {
     "restart": "M4.5,-3A5.5,5.5 0 1 0 5.5,1.5M5,-7V-2.6H.6",
     "lost": "M0,-7L6,0L0,7L-6,0Z",
 }
-_NAMES = {"stalled": "others are waiting for this rank", "lost": "host lost"}
 
 _STYLE = """
 :root { color-scheme: light dark; --page: light-dark(#fff, #14191f);
@@ -111,7 +110,6 @@ const $ = id => document.getElementById(id);
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const inner = $("inner"), total = Math.max(+inner.dataset.seconds, 1e-3), utc = +inner.dataset.utc;
 const hosts = all(".host"), lanes = all(".rank"), ticks = $("ticks");
-const names = hosts.map(host => host.dataset.name);
 function choose(number) {
   for (const item of all("[data-event]"))
     item.classList.toggle("on", item.dataset.event === number);
@@ -134,8 +132,8 @@ function clicked(event) {
 function matches(lane, word) {
   const range = /^(\d+)(?:-(\d+))?$/.exec(word), rank = lane.dataset.rank;
   if (range) return rank !== "" && +rank >= +range[1] && +rank <= +(range[2] || range[1]);
-  if (names.includes(word)) return lane.parentNode.dataset.name === word;
-  return lane.dataset.text.includes(word);
+  const text = lane.getAttribute("aria-label").toLowerCase();
+  return /\d$/.test(word) ? text.split(/[\s,:]+/).includes(word) : text.includes(word);
 }
 function show() {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -217,7 +215,7 @@ def page(found: Timeline, title: str) -> str:
         for name, kind in KINDS.items()
     ]
     _add(head, "style", "".join([_STYLE, *fills]))
-    longest = max((len(host.name) for host in found.hosts), default=0)
+    longest = max(map(len, found.hosts), default=0)
     body.set("style", f"--chars: {max(6, longest)}; --ranks: {len(found.lanes)}")
     _add_head(body, found)
     body.append(ElementTree.fromstring(_TOOLS))
@@ -245,12 +243,14 @@ def _add_head(body: Element, found: Timeline) -> None:
     when = f"{found.clock(0, '%Y-%m-%d %H:%M:%S')} to {found.clock(found.seconds)} UTC"
     _add(how, "span", f"{code}, {when}, {lasted(found.seconds)}, {found.size}", "soft")
     _add(body, "p", found.cause, id="cause")
-    restarts = [found.clock(event.at) for event in found.events if event.kind == "restart"]
+    restarts = [
+        found.clock(event.line.seconds) for event in found.events if event.kind == "restart"
+    ]
     if restarts:
         _add(body, "p", f"{plural(len(restarts), 'restart')}: at {', '.join(restarts)}")
     for event in [event for event in found.events if event.is_root][-1:]:
-        stream = f"on SageMaker the log stream {found.job}/{event.host}-\u2026"
-        places = "; ".join([*event.files, stream])
+        stream = f"on SageMaker the log stream {found.job}/{event.line.host}-\u2026"
+        places = "; ".join(filter(None, [event.output, stream]))
         _add(body, "p", f"Output of {event.where}: {places}", "soft", id="output")
     for note in found.notes:
         _add(body, "p", f"Note: {note}.", "soft")
@@ -275,32 +275,28 @@ def _add_chart(chart: Element, found: Timeline) -> None:
     _add(axis, "div", "UTC", "label soft")
     _add(axis, "div", "", "ticks", id="ticks")
     folded = "" if len(found.lanes) <= _MOST_UNFOLDED else " folded"
-    for host in found.hosts:
-        box = SubElement(inner, "div", {"class": "host" + folded, "data-name": host.name.lower()})
+    for host, lanes in found.hosts.items():
+        box = _add(inner, "div", "", f"host{folded}")
         row = _add(box, "div", "", "row head")
         expanded = {"aria-expanded": str(not folded).lower()}
-        label = _add(row, "button", f"{host.name} ", "label", **expanded)
-        ranks = sum(lane.rank is not None for lane in host.lanes)
-        _add(label, "small", plural(ranks, "rank"), "soft")
-        _add_marks(_add(row, "div", "", "track"), found, host.name, host.marks)
-        for number, lane in enumerate(host.lanes):
-            to_middle = (len(host.lanes) - 1) / 2 - number
-            _add_lane(box, found, lane).set("style", f"--up: {to_middle}")
+        label = _add(row, "button", f"{host} ", "label", **expanded)
+        _add(label, "small", plural(sum(lane.rank is not None for lane in lanes), "rank"), "soft")
+        _add_marks(_add(row, "div", "", "track"), found, found.marks[host, None])
+        for number, lane in enumerate(lanes):
+            _add_lane(box, found, lane).set("style", f"--up: {(len(lanes) - 1) / 2 - number}")
     _add(inner, "p", "No rank matches.", "soft", id="none", hidden="")
 
 
 def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
     ended = f" \u00b7 {lane.ended}" if lane.ended else ""
-    marked = [found.events[mark.event] for mark in lane.marks]
+    marks = found.marks[lane.host, lane.rank]
+    marked = [found.events[mark.event] for mark in marks]
     is_root = any(event.kind in ("failed", "stalled") for event in marked)
     row = _add(box, "div", "", "row rank root" if is_root else "row rank", tabindex="-1")
     spent = [f"{bar.kind} {lasted(bar.seconds)}" for bar in lane.bars]
-    label = f"{lane.name}{ended}: {', '.join([*spent, *(event.kind for event in marked)])}"
-    row.attrib |= {
-        "data-rank": "" if lane.rank is None else str(lane.rank),
-        "data-text": " ".join([label, *(event.words for event in marked)]).lower(),
-        "aria-label": label,
-    }
+    spent += [f"{event.kind}: {event.summary}" for event in marked]
+    row.set("aria-label", f"{lane.name}{ended}: {', '.join(spent)}")  # the filter reads it, too
+    row.set("data-rank", "" if lane.rank is None else str(lane.rank))
     _add(row, "div", ("no rank" if lane.rank is None else f"rank {lane.rank}") + ended, "label")
     track = _add(row, "div", "", "track")
     for bar in lane.bars:
@@ -310,17 +306,16 @@ def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
         words += f"{found.clock(bar.start)} to {ended_at}{attempt}"
         made = _add(track, "i", "", f"bar {bar.kind}", style=_place(found, bar.start, bar.seconds))
         made.set("data-words", f"{words}: {bar.words}" if bar.words else f"{words}.")
-    _add_marks(track, found, lane.name, lane.marks)
+    _add_marks(track, found, marks)
     return row
 
 
-def _add_marks(track: Element, found: Timeline, who: str, marks: Sequence[Mark]) -> None:
+def _add_marks(track: Element, found: Timeline, marks: Sequence[Mark]) -> None:
     for mark in marks:
         event = found.events[mark.event]
         icon = _add_icon(track, event)
         icon.set("style", _place(found, mark.at))
-        words = f"{who}: {_NAMES.get(event.kind, event.kind)} at {_after(found, mark.at)}"
-        icon.set("data-words", f"{words}: {event.words}" if event.words else f"{words}.")
+        icon.set("data-words", f"{_after(found, mark.at)}: {event.kind}: {event.summary}")
         icon.set("data-event", str(mark.event))
 
 
@@ -347,15 +342,15 @@ def _add_events(section: Element, found: Timeline) -> None:
     for number, event in enumerate(found.events):
         entry = _add(entries, "li", "", "root" if event.is_root else "", id=f"event-{number}")
         entry.set("data-event", str(number))
-        _add(entry, "time", f"{found.clock(event.at)} ")
+        _add(entry, "time", f"{found.clock(event.line.seconds)} ")
         if event.kind in _SHAPES:
             _add_icon(entry, event)
         _add(entry, "b", event.kind).tail = f" {event.summary}"
-        if event.text and event.kind == "failed" and not event.is_root:
-            folded = SubElement(entry, "details")
-            _add(folded, "summary", "traceback", "soft")
-            _add(folded, "pre", event.text)
-        elif event.text:
-            _add(entry, "pre", event.text)
-        for path in event.files if event.kind == "failed" else ():
-            _add(entry, "div", f"output: {path}", "soft")
+        inside = entry
+        if event.kind == "failed" and not event.is_root and event.line.text:
+            inside = SubElement(entry, "details")
+            _add(inside, "summary", "traceback", "soft")
+        if event.line.text:
+            _add(inside, "pre", event.line.text)
+        if event.kind == "failed" and event.output:
+            _add(entry, "div", f"output: {event.output}", "soft")

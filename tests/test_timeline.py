@@ -31,8 +31,8 @@ def kinds(lane):
     return [(bar.kind, round(bar.start, 3), round(bar.seconds, 3)) for bar in lane.bars]
 
 
-def marks(found, lane):
-    return [found.events[mark.event].kind for mark in lane.marks]
+def marks(found, host, rank=None):
+    return [found.events[mark.event].kind for mark in found.marks[host, rank]]
 
 
 # What ranks did.
@@ -41,7 +41,7 @@ def marks(found, lane):
 def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
     found = timeline({host: parsed(text)[0] for host, text in large().items()})
     assert (found.how, found.exit_code, found.attempts) == ("stopped", 143, 2)
-    assert [host.name for host in found.hosts] == [f"algo-{n}" for n in range(1, 17)]
+    assert [*found.hosts] == [f"algo-{n}" for n in range(1, 17)]
     assert len(found.lanes) == 128 and adds_up(found)
     assert kinds(lane_of(found, 0)) == [
         ("joining", 0, 8.75), ("start", 8.75, 6), ("training", 14.75, 115), ("waiting", 129.75, 90),
@@ -50,17 +50,17 @@ def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
     ]  # fmt: skip
     assert kinds(lane_of(found, 93))[6:8] == [("ended", 399.75, 1), ("restart", 400.75, 9)]
     assert "waiting" not in [kind for kind, *_ in kinds(lane_of(found, 37))]
-    assert marks(found, lane_of(found, 37)) == ["stalled", "saved"]
-    assert marks(found, lane_of(found, 93)) == ["failed", "saved"]
+    assert marks(found, "algo-5", 37) == ["stalled", "saved"]
+    assert marks(found, "algo-12", 93) == ["failed", "saved"]
     assert (lane_of(found, 93).ended, found.utc % 86400) == ("exit 0", 16 * 3600)
-    assert marks(found, found.hosts[3]) == ["restart", "stop"]
+    assert marks(found, "algo-4") == ["restart", "stop"]
     assert [(event.kind, event.where) for event in found.events] == [
         ("stalled", "algo-5, rank 37"), ("continued", "algo-1"), ("failed", "algo-12, rank 93"),
         ("restart", "all hosts"), ("stop", "all hosts"), ("saved", "all ranks"),
         ("ended", "all hosts"),
     ]  # fmt: skip
     assert kinds(lane_of(found, 127))[0] == ("unknown", 0, 3.75)  # algo-16 began last
-    assert lane_of(found, 0).bars[-2].words == "saved; SIGTERM (signal 15)"
+    assert lane_of(found, 0).bars[-2].words == "SIGTERM (signal 15)"
 
 
 def test_hosts_are_aligned_where_an_attempt_begins():
@@ -86,13 +86,11 @@ def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it(
     text += line(8.2, "restart", cause=f"attempt 1 of 2 failed after 8 s: {cause}; restarting")
     text += line(9, "ended", rank=0, exit_code=-15) + line(9, "ended", rank=2, exit_code=1)
     found = drawn_of(algo_1=text)
-    assert [marks(found, lane) for lane in found.lanes] == [[], ["failed"]]
+    assert [marks(found, "algo-1", rank) for rank in (0, 2)] == [[], ["failed"]]
     assert [lane.ended for lane in found.lanes] == ["SIGTERM", "exit 1"]
     failed = [event for event in found.events if event.kind == "failed"]
     assert [event.is_root for event in failed] == [False, True]
-    assert failed[1].text == "Traceback\n  File x" and failed[1].files[0] == (
-        "algo-1/attempt-1/rank-2.log"
-    )
+    assert failed[1].line.text == "Traceback\n  File x"
 
 
 def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earlier():
@@ -131,7 +129,7 @@ def test_nothing_is_known_of_a_host_from_when_it_was_lost():
     two += line(2, "runs", "algo-2", rank=1)
     found = drawn_of(algo_1=one, algo_2=two)
     assert lane_of(found, 1).bars[-1] == ("unknown", 9, 3, 1, "lost: its launcher died")
-    assert marks(found, found.hosts[1]) == ["lost"] and adds_up(found)
+    assert marks(found, "algo-2") == ["lost"] and adds_up(found)
 
 
 def test_a_host_without_a_word_of_its_end_is_unknown_after_its_last():
@@ -206,11 +204,23 @@ def test_files_that_cannot_be_read_are_noted(tmp_path):
     (folder / "algo-4" / "events.jsonl").mkdir(parents=True)
     (folder / "stdout.log").write_text("")
     found = tool.read(str(folder))
-    assert [host.name for host in found.hosts] == ["algo-1"]
-    assert found.notes == (
+    assert [*found.hosts] == ["algo-1"]
+    assert found.notes == [
         "algo-1/events.jsonl: 1 line unreadable or cut off",
         "algo-3/events.jsonl: 1 line unreadable or cut off",
-    )
+    ]
+
+
+def test_the_file_with_the_output_of_a_failed_rank_is_named(tmp_path):
+    """Or of its host, if ranks have no files of their own."""
+    text = line(0, "began", job="x") + line(2, "failed", rank=3, cause="y", attempt=2)
+    folder = write(tmp_path / "logs", {"algo-1": text})
+    assert tool.read(str(folder)).events[0].output == ""
+    for name in ("stderr.log", "attempt-2/rank-3.log"):
+        (folder / "algo-1" / name).parent.mkdir(exist_ok=True)
+        (folder / "algo-1" / name).touch()
+        found = tool.read(str(folder))
+        assert f"output: {folder}/algo-1/{name}" in "\n".join(tool.text(found, 80))
 
 
 def test_of_several_jobs_in_a_folder_the_last_is_drawn(tmp_path):
@@ -221,7 +231,7 @@ def test_of_several_jobs_in_a_folder_the_last_is_drawn(tmp_path):
     )
     found = tool.read(str(folder))
     assert (found.job, [lane.rank for lane in found.lanes]) == ("new", [0])
-    assert found.notes == ("algo-2: its last job is old, not this one",)
+    assert found.notes == ["algo-2: its last job is old, not this one"]
 
 
 # The command.
