@@ -163,22 +163,16 @@ class Replier:
             start_new_thread(self._run, (after,))
 
     def _end(self) -> None:
-        """Keep threads out of C++ while Python exits: ending one there would abort the process.
-
-        A handler of the script may raise meanwhile, at a stop: it is too late for its exit code,
-        but Python prints what it raises.
-        """
-        raised: BaseException | None = None
-        for _ in range(3 if os.getpid() == self._pid else 0):
+        """Keep threads out of C++ while Python exits: ending one there would abort the process."""
+        if os.getpid() == self._pid:
             try:
                 self._busy.acquire(timeout=1)  # and keep it
                 self._since = monotonic()
                 let_torchs_threads_finish()
-                break
-            except BaseException as error:
-                raised = error
-        if isinstance(raised, Exception):
-            raise raised
+            except BaseException as error:  # of a script's handler, at a stop
+                let_torchs_threads_finish()
+                if isinstance(error, Exception):  # others are too late for the exit code
+                    raise  # Python prints it
 
     def _run(self, after: float) -> None:
         # An exception: the keeper is gone, or Python is.
@@ -357,7 +351,7 @@ def status(world: Any) -> Mapping[str, Mapping[str, str]]:
     """
     torch = sys.modules["torch"]
     is_safe = torch.__version__ >= (2, 10) and not torch.version.hip
-    has_nccl = any("nccl" in _kinds(one) for one in dict(world.pg_backend_config).values())
+    has_nccl = any(map(_has_nccl, dict(world.pg_backend_config).values()))
     return recorded("nccl").get("pg_status", {}) if is_safe and has_nccl else {}
 
 
@@ -401,12 +395,12 @@ def _is_counted(backends: str) -> bool:
 
     Before that, a batch of point-to-point operations counted, too (pytorch/pytorch#135132).
     """
-    return "nccl" in _kinds(backends) and bool(sys.modules["torch"].__version__ >= (2, 6))
+    return _has_nccl(backends) and bool(sys.modules["torch"].__version__ >= (2, 6))
 
 
-def _kinds(backends: str) -> list[str]:
-    """Return the backends of a group: for `cpu:gloo,cuda:nccl`, gloo and nccl."""
-    return [one.rpartition(":")[2] for one in backends.split(",")]
+def _has_nccl(backends: str) -> bool:
+    """Tell whether NCCL is one of a group's backends: `cpu:gloo,cuda:nccl`."""
+    return "nccl" in backends.replace(":", ",").split(",")
 
 
 def counted(group: Any, ended: Mapping[str, Mapping[str, str]]) -> list[Any]:

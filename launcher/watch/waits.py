@@ -16,7 +16,7 @@ Stalls are plain values; sentences.py puts them in words.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from launcher.watch.progress import Group, Key, StalledRank
@@ -99,14 +99,8 @@ class Stall(NamedTuple):
 
 def stalls_in(ranks: StalledRanks) -> list[Stall]:
     """Return the stall of ranks that wait, of those that run on, and of those that stand still."""
-    waits = _waits(ranks)
-    first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
-    stuck = _stuck(waits, first_wait, ranks)
-    members, found = set[int]().union(*(wait.members for wait in stuck)), list[Stall]()
-    if stuck:
-        of_stall, is_sure = {n: ranks[n] for n in members}, any(wait.is_sure for wait in stuck)
-        since = max(rank.since for rank in of_stall.values())
-        found.append(Stall(of_stall, *_reason(stuck, first_wait, ranks), since, is_sure))
+    found = _stalls_of_waits(ranks)
+    members = {number for stall in found for number in stall.ranks}
     run_on = {number: rank for number, rank in ranks.items() if rank.runs_on}
     still = {n: rank for n, rank in ranks.items() if rank.is_still and n not in members}
     for idle in filter(None, (run_on, still)):
@@ -115,21 +109,19 @@ def stalls_in(ranks: StalledRanks) -> list[Stall]:
     return found
 
 
-def _stuck(
-    waits: Sequence[Wait], first_wait: Mapping[int, Wait], ranks: StalledRanks
-) -> Sequence[Wait]:
-    """Return the waits that nobody ends who makes progress, directly or through others."""
+def _stalls_of_waits(ranks: StalledRanks) -> list[Stall]:
+    """Return the stall of ranks that wait, if there is one."""
+    waits = _waits(ranks)
+    first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     stuck, before = [wait for wait in waits if ranks.keys() >= wait.members], list[Wait]()
-    while stuck != before:
+    while stuck != before:  # omit what ranks end that make progress, directly or through others
         before = stuck
         stuck = [w for w in before if all(first_wait.get(rank, w) in before for rank in w.absent)]
-    return stuck
-
-
-def _reason(
-    stuck: Sequence[Wait], first_wait: Mapping[int, Wait], ranks: StalledRanks
-) -> tuple[tuple[int, ...], tuple[Wait, ...]]:
-    """Return the root of ranks that wait, and its waits, as a Stall has them."""
+    if not stuck:
+        return []
+    of_stall = {number: ranks[number] for wait in stuck for number in wait.members}
+    since = max(rank.since for rank in of_stall.values())
+    is_sure = any(wait.is_sure for wait in stuck)
     absent = {rank for wait in stuck for rank in wait.absent}
     idle = absent - first_wait.keys()
     # A silent rank may wait itself: prefer another root.
@@ -137,9 +129,9 @@ def _reason(
     for wait in sorted(stuck, key=lambda wait: (not wait.absent, not wait.is_sure)):
         root = tuple(rank for rank in wait.absent if rank in idle)
         if root or not wait.absent:
-            return root, (wait,)
+            return [Stall(of_stall, root, (wait,), since, is_sure)]
     circle = tuple(sorted(absent))
-    return circle, tuple(first_wait[rank] for rank in circle)
+    return [Stall(of_stall, circle, tuple(first_wait[rank] for rank in circle), since, is_sure)]
 
 
 def _waits(ranks: StalledRanks) -> list[Wait]:
