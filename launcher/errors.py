@@ -46,8 +46,9 @@ class LaunchError(Exception):
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, exit_code: int = 0) -> None:
         super().__init__(printable(message))
+        self.exit_code = exit_code or self.exit_code
 
 
 class UnexpectedError(LaunchError):
@@ -71,11 +72,3 @@ class NotFoundError(LaunchError):
 
 class NothingToRunError(LaunchError):
     """No script or module is named, and no argument looks like one."""
-
-
-class CommandFailedError(LaunchError):
-    """The command below an init has failed, with this exit code, and no launcher knows why."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import STOPS
 from launcher.host.signals import Signals
+from launcher.text.background import Writer, write_all
 from launcher.text.words import printable
-from launcher.text.writer import Writer, write_all
 
 STDOUT, STDERR = 1, 2
 POLL_SECONDS = 0.02  # polling all logs of two hosts takes 10 microseconds

@@ -149,7 +149,7 @@ def journal_in(folder, log=pytest.fail):
 def test_a_line_has_its_fields_and_no_empty_ones(tmp_path):
     journal = journal_in(tmp_path / "new")
     journal.note(NOTE, 1, 11.5)
-    journal.close()
+    journal.flush()
     (line,) = lines(tmp_path / "new" / "algo-1" / "events.jsonl")
     utc = line.pop("utc")
     assert len(utc) == len("2026-11-22T16:56:12.345Z") and utc[10] + utc[-1] == "TZ"
@@ -166,7 +166,7 @@ def test_a_line_that_was_cut_off_costs_the_next_job_none(tmp_path):
     path.write_text('{"event": "beg')
     journal = journal_in(tmp_path)
     journal.note(NOTE, 1, 11.5)
-    journal.close()
+    journal.flush()
     assert [line[:8] for line in path.read_text().splitlines()] == ['{"event"', '{"utc": ']
 
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_written_is_one_line_of_the_log(tmp_path, make, why):
     journal = journal_in(tmp_path, log.append)
     for _ in range(1000):
         journal.note(NOTE, 1, 11.5)
-    journal.close()
+    journal.flush()
     where = f"{tmp_path}/algo-1/events.jsonl"
     assert log == [f"cannot write {where} ({why}); the job continues without it."]
 

@@ -205,6 +205,8 @@ import json, os, resource, sys, time
 from channel_end import End
 from jobs import job_of
 
+from launcher.host.processes import start_tied
+
 port, *limits = map(int, sys.argv[1:])
 hosts = tuple(json.load(sys.stdin))
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(limits))
@@ -214,7 +216,7 @@ print("listens", flush=True)
 while not first.has_joined and not first.has_left:
     first.act()
     time.sleep(0.002)
-child = first.system.start(["sleep", "60"], os.environ, folder="", stderr=2)
+child = start_tied(["sleep", "60"], os.environ, folder="", stderr=2)
 childs = resource.prlimit(child, resource.RLIMIT_NOFILE)
 os.kill(child, 9)
 os.waitpid(child, 0)

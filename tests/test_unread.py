@@ -73,13 +73,12 @@ def test_what_torchrun_copies_for_a_late_reader_is_not_lost(script, tmp_path):
 
 LOG = """
 import sys
-from launcher.text.log import flush, log
+from launcher.text.log import log
 for number in range(3000):
     log(f"line {number}")
 print("logged", flush=True)
 sys.stdin.read()
 log("the last line")
-flush()
 """
 
 

@@ -41,7 +41,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.container.presence import KILLED, LauncherRegistry
-from launcher.errors import CommandFailedError, LaunchError
+from launcher.errors import LaunchError
 from launcher.host.cgroups import oom_kills, risen
 from launcher.host.processes import reap, send, start
 from launcher.host.signals import Signals
@@ -135,7 +135,7 @@ class _Init:
         is_stop = self._stop_signal or result.stop_signal
         if result.exit_code and not is_stop and reported in _WITHOUT_REASON:
             oom = risen(kills, oom_kills())
-            raise CommandFailedError(self._reason(reported, oom), result.exit_code)
+            raise LaunchError(self._reason(reported, oom), result.exit_code)
         if result.exit_code and self._process.returncode == 0 and not is_stop:
             log(
                 f"{self._command[0]} ended with 0, but its last launcher with {result.exit_code}: "

@@ -7,12 +7,11 @@ import os
 from datetime import datetime, timezone
 from typing import Callable
 
+from launcher.text.background import Writer
 from launcher.text.notes import Note
 from launcher.text.words import shortened
-from launcher.text.writer import Writer
 
 NAME = "events.jsonl"
-_END_SECONDS = 1.0  # to write the last lines
 _LONGEST_CAUSE = 600  # characters
 
 
@@ -21,16 +20,16 @@ def host_folder(folder: str, host: str) -> str:
     return os.path.join(folder, host.replace("/", "_"))
 
 
-class Journal:
+class Journal(Writer):
     """The file, to which a thread appends each line at once.
 
     Its errors never cost the job: the folder may be on another machine, and hang.
     """
 
     def __init__(self, folder: str, host: str, began: float, log: Callable[[str], None]) -> None:
+        super().__init__(self._append)
         self._host, self._began, self._log = host, began, log
         self._path = os.path.join(host_folder(folder, host), NAME)
-        self._writer = Writer(self._write)
         self._is_off = not folder  # also after an error
 
     def note(self, note: Note, attempt: int, now: float) -> None:
@@ -50,9 +49,9 @@ class Journal:
         }
         absent = {name for name, value in fields.items() if value in (None, "", ())} - {"rank"}
         line = {name: value for name, value in fields.items() if name not in absent}
-        self._writer.add((json.dumps(line) + "\n").encode())
+        self.add((json.dumps(line) + "\n").encode())
 
-    def _write(self, line: bytes) -> None:
+    def _append(self, line: bytes) -> None:
         if self._is_off:
             return
         try:
@@ -65,7 +64,3 @@ class Journal:
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
             self._is_off = True
-
-    def close(self) -> None:
-        """Wait until all is written, but not for a folder that hangs."""
-        self._writer.flush(_END_SECONDS)

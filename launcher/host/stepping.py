@@ -46,6 +46,7 @@ class Stepping:
             self._act(())
 
     def _act(self, actions: tuple[Any, ...]) -> None:
+        """Carry out actions, and handle the events that they cause."""
         self._is_acting = True
         try:
             self._do_all(actions)

@@ -115,16 +115,6 @@ class System:
 
     # Processes.
 
-    def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], *, folder: str, stderr: int
-    ) -> int:
-        """Start torchrun, or the program that runs it, in a folder; return its pid.
-
-        Raises LaunchError.
-        """
-        processes.adopt_orphans()
-        return processes.start_tied(argv, environ, folder=folder, stderr=stderr)
-
     def start_helper(
         self,
         argv: Sequence[str],

@@ -104,7 +104,7 @@ class Supervisor(Stepping):
         self._log_dir = "" if environ.get(JOB_MARK) else job.options.log_dir
         folder = events_folder(environ, job.options.log_dir)
         self._journal = Journal(folder, job.current_host, system.now(), system.log)
-        self._open.callback(self._journal.close)
+        self._open.callback(self._journal.flush)
         self._keepers = Keepers(system, self._receive, _watch(job, system))
         self._plan = job.plan
         if not job.error:

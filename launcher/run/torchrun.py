@@ -15,6 +15,7 @@ import selectors
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.host.processes import adopt_orphans, start_tied
 from launcher.host.system import System
 from launcher.result import raised
 from launcher.text import log
@@ -51,7 +52,8 @@ class Torchrun:
         }
         self.pid = 0
         try:
-            self.pid = system.start(argv, environ, folder=folder, stderr=stderr)
+            adopt_orphans()
+            self.pid = start_tied(argv, environ, folder=folder, stderr=stderr)
         finally:
             os.close(stderr)
             if not self.pid:

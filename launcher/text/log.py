@@ -11,11 +11,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from launcher.text.background import Writer, write_all
 from launcher.text.words import printable
-from launcher.text.writer import Writer, write_all
 
 _WAITING_LINES = 1000  # at most, that wait for a reader
-_END_SECONDS = 1.0  # at the end, for a reader to catch up
 
 _lost = 0  # lines that were dropped, because nothing read the log
 _collected: list[str] | None = None
@@ -49,17 +48,12 @@ def relay(lines: bytes) -> bool:
     return True
 
 
-def flush() -> None:
-    """Wait until all lines are written, but at most for a second; Python calls this at exit."""
-    _WRITER.flush(_END_SECONDS)
-
-
 def show(text: str) -> None:
     """Write a text and a newline to stdout, as much as its reader takes (`| head`).
 
     In bytes: arguments need not be text in this terminal's encoding.
     """
-    flush()
+    _WRITER.flush()
     write_all(1, os.fsencode(text + "\n"))
 
 
@@ -79,7 +73,7 @@ def _write(line: bytes) -> None:
 
 
 _WRITER = Writer(_write)
-atexit.register(flush)
+atexit.register(_WRITER.flush)  # a reader may catch up
 
 
 def traceback_of(error: BaseException) -> list[str]:
