@@ -321,6 +321,11 @@ def test_why_a_rank_was_aborted(text, words):
 
 CLICK = "Usage: a.py [OPTIONS]\nTry 'a.py --help' for help.\n\nError: Invalid value: 'x' is"
 FIRE = "ERROR: no value for the argument: n\nUsage: a.py N\n\nFor details, run:\n  a.py --help\n"
+# faulthandler.dump_traceback_later(exit=True)
+TIMER = (
+    "step 1\nTimeout (0:10:00)!\n"
+    + 9 * 'Thread 0x00007f3b (most recent call first):\n  File "/x/a.py", line 7 in f\n\n'
+)
 OUTPUTS = [
     # (exit code, the last output, what it says of the end)
     (-signal.SIGABRT, f"step 1\n{WHAT}no file\n", "c10::Error: no file"),
@@ -329,6 +334,7 @@ OUTPUTS = [
     (2, "usage: a.py [-h]\na.py: error: unrecognized arguments: --n\n", "a.py: error: unrec"),
     (2, CLICK, "Error: Invalid value: 'x' is"),
     (2, FIRE, "ERROR: no value for the argument: n"),
+    (1, TIMER, "Timeout (0:10:00)!"),
     (1, "", ""),
 ]
 

@@ -30,10 +30,16 @@ def load():
     lock.acquire()
     lock.acquire()
 
+def train(step):
+    raise ValueError(f"loss is nan in step {step}")
+
 for _ in range(20):
     dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    load()
+    try:
+        train(21)
+    finally:
+        load()  # a barrier, say, or destroy_process_group()
 dist.all_reduce(torch.ones(1024))
 dist.barrier()
 time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
@@ -43,6 +49,8 @@ ABSENT = (
     "127.0.0.2, rank 1 (local rank 0) is absent from all_reduce #21 of the default group, "
     "where 1 other is waiting; rank 1 is in load, script.py:10"
 )
+RAISED = "; rank 1 is handling ValueError: loss is nan in step 21, raised in train, script.py:13"
+ABSENT += RAISED * (sys.version_info >= (3, 10))  # no earlier Python tells
 
 
 @recorded

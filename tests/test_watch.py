@@ -1,10 +1,12 @@
 """What is logged of ranks without progress, and what a rank replies (launcher/watch)."""
 
+import contextlib
 import gc
 import json
 import math
 import re
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -632,6 +634,48 @@ def test_garbage_is_collected_while_frames_are_read_but_in_python_3_11(
     )
     monkeypatch.setattr(in_rank, "sys", frames)
     assert in_rank.current_frames() == {} and collects == [not is_off] and gc.isenabled()
+
+
+class Strange(Exception):
+    def __str__(self):
+        raise AssertionError("no code of the script may run in the thread that replies")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="no earlier Python tells")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("loss\nis nan"), "ValueError: loss\nis nan"),
+        (OSError(28, "No space left", "/tmp/x"), "OSError: No space left"),
+        (Strange("a", 5, Strange()), "Strange: a"),
+        (ValueError(600 * "x"), f"ValueError: {200 * 'x'}"),
+        (RuntimeError(), "RuntimeError"),
+        (ImportError("no apex"), ""),  # a program may run on in its handler
+        (StopIteration(), ""),
+    ],
+)
+def test_the_exception_that_a_thread_handles(error, words):
+    def fail():
+        raise error
+
+    seen = []
+    with contextlib.suppress(Exception):
+        try:
+            fail()
+        finally:
+            seen.append(in_rank.handled(threading.get_ident()))
+    line = fail.__code__.co_firstlineno + 1
+    assert seen == [words and f"{words}, raised in fail, test_watch.py:{line}"]
+    assert in_rank.handled(threading.get_ident()) == ""
+
+
+def test_an_exception_that_a_stalled_rank_handles_is_its_note():
+    handles = "rank 0 is handling ValueError: x, raised in f, a.py:1"
+    fields = {"unchanged": 40, "handles": handles, "groups": []}
+    for note, expected in (("", handles), ("rank 0 waits elsewhere", "rank 0 waits elsewhere")):
+        watch = watching(7)
+        watch.replied(7, {**watch.poll(60), **fields, "note": note}, 60)
+        assert report(watch, 61).ranks[0].note == expected
 
 
 def entry(number, **how):

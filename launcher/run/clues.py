@@ -79,6 +79,8 @@ _FATAL = "Fatal Python error: "  # faulthandler's
 _GOES_ON = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 # How argparse, click and fire say what is wrong; hints on their usage may follow.
 _ERROR_LINE = re.compile(r"(?:\S+: )?error: ", re.IGNORECASE)
+# faulthandler's, of a stack.
+_STACK_LINE = re.compile(r'(?:Current thread|Thread|Stack) .*most recent|File ".+", line \d+ in ')
 _LAST_LINES = 8
 _OF_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _PATH = r"""['"<](/[^'"<>\n]+)['">]"""
@@ -153,10 +155,12 @@ def last_words(text: str) -> str:
 def last_line(text: str) -> str:
     """Return the last line of output that is not blank, as a terminal shows it; "" if none.
 
-    Among the last few, one that says that it is an error.
+    Among the last few, one that says that it is an error. A stack of faulthandler's says less than
+    what it wrote before: `Timeout (0:10:00)!`.
     """
     lines = [line.rstrip().rpartition("\r")[2].strip() for line in text.split("\n")]
-    lines = [*filter(None, lines)][: -_LAST_LINES - 1 : -1]
+    lines = [line for line in lines if line and not _STACK_LINE.match(line)]
+    lines = lines[: -_LAST_LINES - 1 : -1]
     return next(filter(_ERROR_LINE.match, lines), lines[0] if lines else "")
 
 

@@ -138,6 +138,7 @@ class Watch:
             place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
         numbers = {"rank": rank.known.rank, "local_rank": rank.known.local_rank}
         known = wire.read(StalledRank, {"unchanged": 0, **fields, **numbers, "place": place})
+        known = known._replace(note=known.note or str(fields.get("handles", "")))
         if fields.get("ends"):
             trouble = f"{ENDS}{stacks.in_place(rank.calls)}"
             known = known._replace(groups=rank.known.groups).without_waits(trouble)

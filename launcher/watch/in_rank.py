@@ -202,6 +202,8 @@ class Replier:
         if wants_all or "unchanged" in found:
             with contextlib.suppress(Exception):
                 found.update(self._threads())
+                if not self._has_returned and (handles := handled(self._main)):
+                    found["handles"] = f"rank {self._given['RANK']} is handling {handles}"
         return found
 
     def _threads(self) -> dict[str, Any]:
@@ -478,7 +480,28 @@ def written(frame: Any) -> list[str]:
 
 
 def current_frames() -> dict[int, Any]:
-    """Return the innermost frame of each thread.
+    """Return the innermost frame of each thread."""
+    return _of_threads("_current_frames")
+
+
+def handled(thread: int) -> str:
+    """Return the exception that a thread handles, and where it was raised; "" if none, or unknown.
+
+    It may be in a `finally` or an `__exit__`: Python shows the exception only after these. None of
+    the script's code is called for its text, which might wait for a GPU.
+    """
+    found = _of_threads("_current_exceptions").get(thread)  # from Python 3.10 on
+    error = found[1] if isinstance(found, tuple) else found  # as from Python 3.12 on
+    if error is None or isinstance(error, (ImportError, StopIteration)):
+        return ""  # a program often runs on in their handlers
+    text = " ".join(one for one in error.args if type(one) is str)[:_LONGEST]
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    code, title = frame.f_code, f"{type(error).__qualname__}: {text}".removesuffix(": ")
+    return f"{title}, raised in {code.co_name}, {os.path.basename(code.co_filename)}:{line}"
+
+
+def _of_threads(function: str) -> dict[int, Any]:
+    """Return the result of a function of sys, about each thread; {} if there is none.
 
     In Python 3.11 this must not collect garbage: it holds a lock that collected objects may want
     (python/cpython#106883). If a script turns collection off at that very moment, it is turned on
@@ -488,7 +511,7 @@ def current_frames() -> dict[int, Any]:
     if collects:
         gc.disable()
     try:
-        return sys._current_frames()
+        return dict(getattr(sys, function, dict)())
     finally:
         if collects:
             gc.enable()
