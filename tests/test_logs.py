@@ -74,6 +74,7 @@ BARS = {
         *(RICH + b"A 2\nB 2", 1, [], RICH + b"log\nA 3\nB 3", 1, ["log"]),
         *(b"\n", "end", ["A 3", "B 3"]),
     ],
+    "above all rows": [*(b"\x1b[2A", b"x") * 3, b"\x1b[2A", b"\n", b"\x1b[A", "end", ["x"] * 3],
     "wider than may wait": [b"\r", b"x" * 60_000, b"x" * 6000, ["x" * 66_000]],
 }
 

@@ -9,7 +9,7 @@ NEVER = float("inf")
 _STATE_SECONDS = 5.0  # between two lines of a bar that is still moving
 _SOON_SECONDS = 0.2  # until its first: a bar that ends earlier shows only its last state
 _WRITTEN_AT_ONCE_SECONDS = 0.01
-_MOST_ROWS = 100
+_MOST_ROWS = 100  # of one move
 _LONGEST = 1 << 16  # bytes of a row
 # Not compiled here: most ranks need none, nor `re`, which takes 4 ms.
 _UP = rb"\x1b\[\d*[AF]"
@@ -56,7 +56,7 @@ class Bars:
         self.due = NEVER  # when to show states
         self._rows, self._at = [_Row()], 0
         self._is_at_begin = False  # of a row: the next text replaces it
-        self._depth, self._ups, self._has_gone_up = 1, 0, False
+        self._depth, self._has_gone_up = 1, False
         self._cut_off = b""  # the state of a bar that other text has interrupted
         self._next = self._fed_at = -NEVER
 
@@ -89,7 +89,7 @@ class Bars:
     def _write(self, text: bytes, lines: list[bytes]) -> None:
         row = self._rows[self._at]
         row.write(text if self._is_at_begin else row.text + text)
-        self._is_at_begin, self._ups = False, 0
+        self._is_at_begin = False
         if len(row.text) > _LONGEST:
             self._down(lines)
 
@@ -105,7 +105,7 @@ class Bars:
             self._rows[self._at].text = b""
 
     def _down(self, lines: list[bytes]) -> None:
-        self._at, self._ups, self._is_at_begin = self._at + 1, 0, True
+        self._at, self._is_at_begin = self._at + 1, True
         if self._at == len(self._rows):
             self._rows.append(_Row())
         while len(self._rows) > self._depth:
@@ -116,12 +116,10 @@ class Bars:
 
     def _up(self, count: int) -> None:
         self._has_gone_up = True
-        self._ups = min(self._ups + count, _MOST_ROWS)
-        self._depth = max(self._depth, self._ups + 1)
-        self._at -= count
-        while self._at < 0:
-            self._rows.insert(0, _Row())
-            self._at += 1
+        above = max(0, count - self._at)  # rows that are there already, or were never written
+        self._rows[:0] = [_Row() for _ in range(above)]
+        self._at += above - count
+        self._depth = max(self._depth, len(self._rows) - self._at)
 
     def states(self, now: float) -> bytes:
         """Return the lines that are due, or the last ones."""
