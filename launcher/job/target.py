@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 
 from launcher.errors import LaunchError
 from launcher.job.options import Options
 from launcher.text.words import printable, shortened
 
-# Programs in a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
-_RUNS_PYTHON = re.compile("py|^(uvx?|pipx|hatch|torchrun|accelerate|deepspeed)$")
-# A valid start for both a shell and Python: to Python it is a string (pip writes it for long
-# paths). A shell's `"$PROGRAM" ...` is not.
-_BEGINS_WITH_A_STRING = re.compile(r"""(\s*(#.*)?\n)*['"](?!\$)""")
 _SHELLS = (".sh", ".bash", ".zsh", ".ksh")
 
 
@@ -79,37 +72,38 @@ def _other_language(path: str) -> str:
     """Return why python cannot run a file, "" if there is no sign of that."""
     try:
         with open(path, "rb") as file:
-            head = file.read(4096).decode("utf-8", "replace")
+            source = file.read()
     except OSError:  # a folder; or Python will report it
         return ""
     name = printable(os.path.basename(path))
-    if head.startswith("\x7fELF"):
+    if source.startswith(b"\x7fELF"):
         return "it is a compiled program, and ranks run Python; expected a Python file that runs it"
     if name.lower().endswith(".ipynb"):
         return f"it is a notebook; expected a Python file: jupyter nbconvert --to script {name}"
-    first, _, rest = head.partition("\n")
-    words = re.findall(r"[^\s\"']+", first[2:]) if first.startswith("#!") else []
-    programs = list(filter(None, map(os.path.basename, words)))
-    if any(map(_RUNS_PYTHON.search, programs)):
-        return ""
-    if programs and _BEGINS_WITH_A_STRING.match(rest):
-        return ""
-    if programs:
-        of_env = [word for word in programs[1:] if word[0] != "-" and "=" not in word]
-        program = of_env[0] if programs[0] == "env" and of_env else programs[0]
-        why = f"its `#!` line names {shortened(printable(program), 40)}"
+    first = source.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    if first[2:] and first.startswith("#!") and "py" not in first:
+        why = f"its first line is {shortened(printable(first), 40)}"
     elif name.lower().endswith(_SHELLS):
         why = "it is a shell script by its name"
     else:
         return ""
     import zipfile  # only needed for an error
 
-    if zipfile.is_zipfile(path):
+    # pip writes a `#!` line for sh, and Python behind it, if Python's path is long.
+    if zipfile.is_zipfile(path) or _is_python(source):
         return ""
     return (
         f"{why}, and ranks run Python; make it the estimator's entry_point (entry_point={name}), "
         'end it with `exec python launcher.py "$@"`, and name a Python script here'
     )
+
+
+def _is_python(source: bytes) -> bool:
+    try:
+        compile(source, "", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
@@ -134,24 +128,8 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
         path = spec.submodule_search_locations
     if path is None or _has_main(path):
         return ""
-    programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]
-    hint = f"; try {' or '.join(programs)}" if programs else ""
-    return f"it is a package without __main__, which python -m cannot run{hint}"
+    return "it is a package without __main__, which python -m cannot run"
 
 
 def _has_main(path: Sequence[str]) -> bool:
     return PathFinder.find_spec("__main__", path) is not None
-
-
-def _programs(path: Sequence[str]) -> Iterator[str]:
-    """Yield the modules of a package that look as if they can be run."""
-    for folder in path:
-        for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            place = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):  # not readable
-                if os.path.isfile(os.path.join(place, "__main__.py")):
-                    yield entry
-                elif entry.endswith(".py") and os.path.isfile(place):
-                    with open(place, errors="replace") as file:
-                        if "if __name__ == " in file.read(1 << 20):
-                            yield entry[: -len(".py")]
