@@ -12,6 +12,7 @@ from jobs import job_of
 from launcher.peers import coordinator, link, messages
 from launcher.peers.connection import LINE_LIMIT
 from launcher.peers.events import (
+    Alone,
     Arrived,
     Connect,
     Connected,
@@ -605,10 +606,6 @@ def goes_up(message):
     return Send((FIRST,), message)
 
 
-def comes_down(message):
-    return (Send((SECOND,), message),)
-
-
 GREETS = goes_up(hello(job(SECOND)))  # first, when it has connected
 NO_LAUNCHER = (
     "what listens on port 29401 there does not answer as this job's launcher; choose another "
@@ -635,9 +632,8 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
     for now in (30, 60, 90):
         line = Log("waiting for algo-1 (nothing is listening there).")
         assert second.waits_until(now) == (line,)
-    text = "algo-1 could not be reached within 100 s (nothing is listening there)\nexit code 69\n"
-    ends = (*comes_down(End(0, Result(69, text))), *comes_down(Leave(Result(69, text))))
-    assert second.waits_until(100) == ends
+    alone = Alone("could not be reached within 100 s (nothing is listening there)")
+    assert second.waits_until(100) == (alone,)
     assert second.hears(SECOND, Cleared(0, 0)) == ()
     assert second.step(Connected()) == ()  # too late
 
@@ -645,8 +641,9 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
 def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
-    told = second.step(Lost(FIRST, DIED), 3)[0]
+    told, alone = second.step(Lost(FIRST, DIED), 3)
     assert told == goes_up(Failed(of_lost_host(FIRST, f"was lost: {DIED}")))
+    assert alone == Alone(f"was lost: {DIED}")
 
 
 def test_a_member_waits_for_its_coordinator_where_another_program_listens(second):
@@ -656,9 +653,8 @@ def test_a_member_waits_for_its_coordinator_where_another_program_listens(second
     assert second.step(Connected(), 2) == (GREETS,)
     for now in (30, 60, 90):
         assert second.waits_until(now) == (Log(f"waiting for algo-1 ({NO_LAUNCHER})."),)
-    text = f"algo-1 could not be reached within 100 s ({NO_LAUNCHER})\nexit code 69\n"
-    ends = (*comes_down(End(0, Result(69, text))), *comes_down(Leave(Result(69, text))))
-    assert link.step(second.state, Time(), 100)[1] == ends
+    alone = Alone(f"could not be reached within 100 s ({NO_LAUNCHER})")
+    assert link.step(second.state, Time(), 100)[1] == (alone,)
     assert second.hears(FIRST, Start(1, 0), 99) == ()  # no reply
     assert second.hears(FIRST, Welcome(), 99) == () and second.due == math.inf
 

@@ -11,21 +11,24 @@ import pytest
 from jobs import job_of
 
 from launcher.errors import Disposition
+from launcher.peers.events import Alone
 from launcher.peers.messages import (
     Cleared,
     End,
+    Failed,
     FromMember,
     Start,
     Stop,
     Succeeded,
 )
-from launcher.result.causes import SUCCESS, Cause, Result, stopped
+from launcher.result.causes import SUCCESS, Cause, Failure, Result, stopped
 from launcher.result.raised import Exit, Link
 from launcher.run import machine
 from launcher.run.events import (
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
+    NothingLeft,
     RankEnded,
     RankExits,
     RankRuns,
@@ -35,6 +38,7 @@ from launcher.run.events import (
     Time,
     TorchrunEnded,
 )
+from launcher.run.state import Done
 from launcher.text.notes import Note
 from launcher.text.words import Log
 
@@ -157,6 +161,31 @@ def test_a_rank_that_failed_before_it_could_be_ended_is_told(end):
     assert running().at(5.0, end, RAISED, handles).told == []
     (failed,) = running().at(5.0, end, RankExits(0, BROKEN), handles).told
     assert failed.failure.broken and not failed.failure.may_restart
+
+
+ALONE = Alone("was lost: its launcher died")
+LOST = Result(69, "algo-1 was lost: its launcher died\nexit code 69\n")
+NOT_HERE = Failed(Failure(Cause.OWN, 127, "algo-2: no such file"))
+
+
+@pytest.mark.parametrize(
+    ("events", "result"),
+    [
+        ((), LOST),
+        ((Stop(INT), Stop(TERM)), stopped(INT)),
+        ((NOT_HERE,), NOT_HERE.failure.result),
+        ((NOT_HERE, Stop(TERM)), stopped(TERM)),
+        (STARTED, LOST),
+        ((*STARTED, Stop(TERM)), stopped(TERM)),
+        ((*STARTED, FAILURE), FAILED),
+        ((*STARTED, RESTART), LOST),
+    ],
+)
+def test_without_a_coordinator_a_host_ends_for_its_own_reason_or_the_loss(events, result):
+    host = Host(*events).at(5.0, ALONE)
+    assert host.state.result == result
+    host.at(6.0, *CLEARED[: len(host.state.ranks)], TorchrunEnded(-9), NothingLeft())
+    assert isinstance(host.state.phase, Done) and host.state.result == result
 
 
 HANG = "ranks have made no progress for 60 s"

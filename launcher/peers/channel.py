@@ -147,6 +147,8 @@ class Channel(Stepping):
             self._send(action.hosts, action.message)
             if self._job.current_host in action.hosts:
                 self._command(action.message)
+        elif isinstance(action, events.Alone):
+            self._command(action)
         else:
             assert isinstance(action, events.Connect)
             address = self._job.cluster.address(self._job.coordinator)

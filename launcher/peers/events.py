@@ -77,4 +77,13 @@ class Send(NamedTuple):
     message: Message
 
 
-Action = Union[Log, Note, Connect, Send]
+class Alone(NamedTuple):
+    """Tell this host's run that it is without a coordinator, which is lost, or was never reached.
+
+    `how` says so of that host: `was lost: its launcher died`.
+    """
+
+    how: str
+
+
+Action = Union[Log, Note, Connect, Send, Alone]

@@ -3,12 +3,11 @@
     state, actions = step(state, event, now)
 
 Until the coordinator has welcomed this host (Joining), the host keeps trying to reach it, sends
-all its reports with each hello, and acts on a stop by itself. It waits for the reply as long as the
-connection lasts: a slow coordinator has the hello, and would take a second one for another host's.
-Another program that listens in its place does not matter. From then on (Joined) reports go up,
-commands come down, and only the coordinator decides. If the coordinator is lost, or was never
-reached, this host ends as in the last End, as it was stopped, for what kept it from starting, or
-with 69, and leaves: Left.
+all its reports with each hello. It waits for the reply as long as the connection lasts: a slow
+coordinator has the hello, and would take a second one for another host's. Another program that
+listens in its place does not matter. From then on (Joined) reports go up, commands come down, and
+only the coordinator decides. If the coordinator is lost, or was never reached, this host's run ends
+by itself: Left.
 
 Timeouts: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which detects a lost
 coordinator (channel.py). Times are on the clock System.now(), waits in seconds. Pure.
@@ -23,9 +22,8 @@ from typing import Any, Callable, NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
-from launcher.result.causes import Result, change_port, of_lost_host, stopped
+from launcher.result.causes import change_port, of_lost_host
 from launcher.text.words import Log
-from launcher.watch.progress import AllStacks, CollectStacks
 
 # Between two tries to reach the coordinator: at first, and at most.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
@@ -61,8 +59,6 @@ class LinkState(NamedTuple):
     job: Job
     phase: Phase
     began: float
-    own: Result | None = None  # how this host ends alone: it was stopped, or cannot start
-    result: Result | None = None  # of the last End, if it was no restart
 
 
 LinkStep = tuple[LinkState, tuple[events.Action, ...]]
@@ -125,7 +121,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
         return state, ()
     if now >= phase.deadline:
         within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
-        return _alone(state, f"could not be reached {within}")
+        return state._replace(phase=Left()), (events.Alone(f"could not be reached {within}"),)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {job.coordinator} ({phase.trouble})."),)
 
@@ -135,39 +131,22 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
 
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Forward this host's own report."""
-    had_ended = state.own
-    if isinstance(message, messages.Stop):
-        state = state._replace(own=stopped(message.number))
-    phase, report = state.phase, _report(state, message)
-    if isinstance(phase, Joined):
-        return state, (report,)
-    if isinstance(phase, Left) or isinstance(message, messages.Cleared):
+    phase, actions = state.phase, (_report(state, message),)
+    if isinstance(phase, Left):
         return state, ()
-    # With each hello again; and this host itself acts on a stop, unless it had failed before.
-    deadline = min(phase.deadline, now + _UNHEARD_SECONDS.get(type(message), math.inf))
-    phase = phase._replace(reports=(*phase.reports, message), deadline=deadline)
-    state = state._replace(phase=phase)
-    if isinstance(message, messages.Failed):
-        state = state._replace(own=message.failure.result)
-    if had_ended or not isinstance(message, messages.Stop):
-        return state, (report,)
-    state, end = _end(state, messages.End(0, stopped(message.number)))
-    return state, (report, *end)
+    if isinstance(phase, Joining):  # with each hello again
+        deadline = min(phase.deadline, now + _UNHEARD_SECONDS.get(type(message), math.inf))
+        phase = phase._replace(reports=(*phase.reports, message), deadline=deadline)
+    return state._replace(phase=phase), actions
 
 
 def commanded(state: LinkState, message: Any) -> LinkStep:
-    """Obey the coordinator's command, or pass it to this host's run."""
+    """Pass a command to this host's run."""
     if isinstance(message, messages.Welcome):
         return state, (Log(f"waiting for {message.missing}."),)
-    if isinstance(message, messages.End):
-        return _end(state, message)
-    if isinstance(message, messages.Start):
-        state = state._replace(result=None)
-    elif isinstance(message, messages.Leave):
+    if isinstance(message, messages.Leave):
         state = state._replace(phase=Left())
-    elif not isinstance(message, (CollectStacks, AllStacks)):
-        return state, ()
-    return state, (_command(state, message),)
+    return state, (events.Send((state.job.current_host,), message),)
 
 
 def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkStep:
@@ -179,31 +158,11 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
     how = f"was lost: {event.why}"
     # If it was only suspended, it ends with the same result when it continues.
     lost = messages.Failed(of_lost_host(state.job.coordinator, how))
-    state, actions = _alone(state, how)
-    return state, (_report(state, lost), *actions)
-
-
-def _alone(state: LinkState, how: str) -> LinkStep:
-    """End this host without the coordinator; it leaves once its ranks have ended."""
-    actions: tuple[events.Action, ...] = ()
-    result = state.result
-    if not result:
-        result = state.own or of_lost_host(state.job.coordinator, how).result
-        state, actions = _end(state, messages.End(0, result))
-    return state._replace(phase=Left()), (*actions, _command(state, messages.Leave(result)))
-
-
-def _end(state: LinkState, end: messages.End) -> LinkStep:
-    result = None if end.restart else end.result
-    return state._replace(result=result), (_command(state, end),)
+    return state._replace(phase=Left()), (_report(state, lost), events.Alone(how))
 
 
 def _report(state: LinkState, message: messages.Hello | messages.FromMember) -> events.Send:
     return events.Send((state.job.coordinator,), message)
-
-
-def _command(state: LinkState, message: messages.FromCoordinator) -> events.Send:
-    return events.Send((state.job.current_host,), message)
 
 
 EVENTS: Mapping[type, Callable[[LinkState, Any, float], LinkStep]] = {

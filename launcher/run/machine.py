@@ -36,6 +36,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
+from launcher.peers.events import Alone
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, stopped
@@ -186,6 +187,14 @@ def left(state: State, event: Leave, now: float) -> Step:
     return state._replace(phase=Leaving(phase.why, by)), (events.LeaveRanks(code),)
 
 
+def alone(state: State, event: Alone, now: float) -> Step:
+    """End without the coordinator: by its last End, for this host's own reason, or for its loss."""
+    result = state.result or causes.of_lost_host(state.job.coordinator, event.how).result
+    state, ends = ended(state, End(0, result), now)
+    state, leaves = left(state, Leave(result), now)
+    return state, (*ends, *leaves)
+
+
 def _kill_torchrun(state: State, why: Why, now: float) -> Step:
     """Kill torchrun if it still runs; wait for what is left, perhaps of a killed keeper."""
     by = now + state.grace(Why.FAILURE) + GONE_SECONDS
@@ -204,7 +213,8 @@ def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
 
 def cannot_start(state: State, event: Failed, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    return state._replace(torchrun_runs=False), (event.failure.note, event)
+    state = state._replace(torchrun_runs=False, result=state.result or event.failure.result)
+    return state, (event.failure.note, event)
 
 
 def signalled(state: State, event: Stop, now: float) -> Step:
@@ -219,9 +229,8 @@ def signalled(state: State, event: Stop, now: float) -> Step:
         if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
     is_first, state = not state.was_signalled, state._replace(was_signalled=True)
-    if isinstance(phase, Joining):
-        return state, (Note("stop", cause=name), event)
-    if _goes_on(phase):
+    if isinstance(phase, Joining) or _goes_on(phase):
+        state = state._replace(result=stopped(number))  # if the coordinator decides nothing else
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
@@ -241,9 +250,6 @@ def signalled(state: State, event: Stop, now: float) -> Step:
 
 def _interrupted(state: State, now: float) -> Step:
     """Kill all processes at once, without waiting for the other hosts."""
-    state = state._replace(result=state.result or stopped(signal.SIGINT))
-    if isinstance(state.phase, Joining):
-        return state._replace(phase=Done()), (Log(f"{LAST_INTERRUPT}: exiting at once."),)
     state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
     state, kill = _kill_torchrun(state, Why.STOP, now)
     return state, (Log(f"{LAST_INTERRUPT}: killing the job at once."), *end, *kill)
@@ -556,6 +562,7 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Start: started,
     End: ended,
     Leave: left,
+    Alone: alone,
     Failed: cannot_start,
     Stop: signalled,
     events.KeeperJoined: keeper_joined,
