@@ -240,7 +240,7 @@ def run_as_rank(
             text=True,
         )
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=150)
     finally:
         process.kill()
     listens.join()

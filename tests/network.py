@@ -27,7 +27,7 @@ def in_namespaces(test):
 
 
 def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=30)
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
 
 
 class Network:
@@ -96,5 +96,5 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for space in (*self._spaces.values(), self._bridge):
-            subprocess.run(["ip", "netns", "delete", space], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, timeout=120)
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)

@@ -146,7 +146,7 @@ def test_stdout_and_stdin_are_the_launchers_own(script):
     ours, theirs = pty.openpty()
     argv = [*LAUNCHER, "--train-script", str(path)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE)
-    _, err = process.communicate(b"typed\n", timeout=60)
+    _, err = process.communicate(b"typed\n", timeout=150)
     assert process.returncode == 0, err.decode()
     assert os.read(ours, 100) == b"True typed\r\n"
     os.close(ours)

@@ -32,7 +32,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     ) -> Page:
         size = {"width": width, "height": 844 if width < 640 else 800}
         context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(120_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))

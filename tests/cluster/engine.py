@@ -91,7 +91,7 @@ def _start_engine() -> str:
         assert process.poll() is None and "failed to start" not in log, log[-2000:]
         return _client(host) is not None
 
-    poll(up, timeout=60)
+    poll(up)
     return host
 
 
