@@ -419,6 +419,20 @@ def script(tmp_path: Path):
 
 
 @pytest.fixture
+def program(tmp_path: Path):
+    """Write a program: program("nvidia-smi", "exit 9") -> variables, with it first in PATH."""
+
+    def write(name: str, text: str) -> dict[str, str]:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return {"PATH": f"{path.parent}:{os.environ['PATH']}"}
+
+    return write
+
+
+@pytest.fixture
 def logged(capfd: pytest.CaptureFixture[str]):
     """Return what the launcher's own code has logged in this process since the last call."""
 

@@ -1,7 +1,6 @@
 """Who the hosts are."""
 
 import json
-import os
 
 import pytest
 
@@ -119,10 +118,8 @@ GPU 2: NVIDIA A100 (UUID: GPU-2c)
         ("", 0, 0, ""),
     ],
 )
-def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig, models):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{MIXED}X\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environ = {**TWO, "SM_NUM_GPUS": known, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+def test_of_mig_slices_a_process_sees_one(program, known, visible, gpus, mig, models):
+    environ = {**TWO, "SM_NUM_GPUS": known, **program("nvidia-smi", f"cat <<X\n{MIXED}X")}
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
     cluster = read_cluster(environ)
@@ -130,10 +127,8 @@ def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig, m
     assert cluster.gpu_models == tuple(f"NVIDIA {model}" for model in models.split())
 
 
-def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, logged):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environ = {**TWO, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(program, logged):
+    environ = {**TWO, **program("nvidia-smi", "exit 9")}
     assert read_cluster({**environ, "SM_NUM_GPUS": "0"}).num_gpus == 0
     hidden = {**environ, "SM_NUM_GPUS": "8", "CUDA_VISIBLE_DEVICES": ""}
     assert (read_cluster(hidden).num_gpus, logged()) == (0, "")
@@ -142,10 +137,8 @@ def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, lo
     assert "nvidia-smi -L failed" in (said := logged()) and "no GPU is in MIG mode" in said
 
 
-def test_neuron_cores_are_counted_by_the_toolkit_or_here(tmp_path):
-    (tmp_path / "neuron-ls").write_text("""#!/bin/sh\necho '[{"nc_count": 2}]'\n""")
-    (tmp_path / "neuron-ls").chmod(0o755)
-    environ = {**TWO, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+def test_neuron_cores_are_counted_by_the_toolkit_or_here(program):
+    environ = {**TWO, **program("neuron-ls", """echo '[{"nc_count": 2}]'""")}
     assert read_cluster(environ).num_neurons == 2
     assert read_cluster({**environ, "SM_NUM_NEURONS": "4"}).num_neurons == 4
 

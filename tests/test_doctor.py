@@ -507,22 +507,10 @@ def test_torch_that_cannot_be_imported(fake_torch):
     assert "it ended with exit code 3" in run_doctor(code=2).stdout
 
 
-NVIDIA_SMI = """#!/bin/sh
-echo "GPU 0: NVIDIA A10G (UUID: GPU-1)"
-"""
-
-
-def nvidia_smi(tmp_path, monkeypatch, text):
-    path = tmp_path / "bin" / "nvidia-smi"
-    path.parent.mkdir()
-    path.write_text(text)
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+def test_a_gpu(fake_torch, program, monkeypatch):
+    listed = program("nvidia-smi", 'echo "GPU 0: NVIDIA A10G (UUID: GPU-1)"')
+    monkeypatch.setenv("PATH", listed["PATH"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-
-
-def test_a_gpu(fake_torch, tmp_path, monkeypatch):
-    nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
     seen = findings(run_doctor("--json").stdout)
     assert seen["devices"] == [("ok", "1 GPU (NVIDIA A10G) -> ")]

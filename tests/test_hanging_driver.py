@@ -1,12 +1,11 @@
 """Stops while the driver of the devices hangs, as a broken one has been seen to do."""
 
-import os
 import signal
 
 import pytest
 from conftest import LAUNCHER, ended_by, poll
 
-HANGS = """#!/bin/sh
+HANGS = """
 trap '' TERM INT
 touch {ready}
 sleep 600 &
@@ -15,14 +14,10 @@ while true; do wait; done
 
 
 @pytest.fixture
-def hanging(tmp_path):
+def hanging(tmp_path, program):
     """Make a driver that hangs; return the variables with which it is asked, and a wait for it."""
-    driver, ready = tmp_path / "driver" / "nvidia-smi", tmp_path / "asked"
-    driver.parent.mkdir()
-    driver.write_text(HANGS.format(ready=ready))
-    driver.chmod(0o755)
-    path = f"{driver.parent}:{os.environ['PATH']}"
-    return {"PATH": path}, lambda: poll(ready.exists)
+    ready = tmp_path / "asked"
+    return program("nvidia-smi", HANGS.format(ready=ready)), lambda: poll(ready.exists)
 
 
 def test_a_stop_ends_the_wait_for_the_driver(start, script, hanging):

@@ -196,10 +196,8 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
         (MIXED, 1, "GPU-0", [("MIG-a", "MIG-GPU-0/2/0")]),
     ],
 )
-def test_gpus_are_divided(tmp_path, listed, hosts, visible, gpus):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{listed}X\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+def test_gpus_are_divided(program, listed, hosts, visible, gpus):
+    environ = program("nvidia-smi", f"cat <<X\n{listed}X")
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
     assert [share.gpus for share in local_setup.shares(hosts, environ)] == gpus

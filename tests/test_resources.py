@@ -12,36 +12,22 @@ from launcher.job import resources
 from launcher.result.causes import of_error
 
 
-@pytest.fixture
-def driver(tmp_path):
-    """Put a command with a given text in a PATH of its own; return the environment."""
-
-    def make(name: str, text: str) -> dict[str, str]:
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-        return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-    return make
-
-
-def test_gpus_are_counted_with_nvidia_smi(driver):
+def test_gpus_are_counted_with_nvidia_smi(program):
     lines = "echo 'GPU 0: NVIDIA A10G (UUID: GPU-1)'; echo '  MIG 1g'; echo 'GPU 1: NVIDIA'"
-    found = resources.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))
+    found = resources.gpus(program("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))
     assert [gpu.name for gpu in found] == ["NVIDIA A10G", "NVIDIA"]
 
 
-def test_a_failing_driver_is_reported(driver, logged):
-    assert resources.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
+def test_a_failing_driver_is_reported(program, logged):
+    assert resources.gpus(program("nvidia-smi", "echo no driver; exit 9")) == []
     assert "nvidia-smi -L failed" in logged()
 
 
-def test_neuron_cores(driver, logged):
-    environ = driver("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
+def test_neuron_cores(program, logged):
+    environ = program("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
     assert resources.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
     assert resources.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
-    assert resources.count_neuron_cores("", driver("neuron-ls", "echo garbage")) == 0
+    assert resources.count_neuron_cores("", program("neuron-ls", "echo garbage")) == 0
     assert "cannot read the output of neuron-ls" in logged()
 
 

@@ -1,6 +1,5 @@
 """Trainium: neuron_parallel_compile in front of torchrun, by stand-ins for it. No hardware."""
 
-import os
 import signal
 import sys
 
@@ -41,15 +40,11 @@ VARIANTS = {
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
+def stand_in(program, monkeypatch):
     """Put a neuron_parallel_compile first in PATH: stand_in(text)."""
 
     def put(text=STAND_IN):
-        path = tmp_path / "bin" / "neuron_parallel_compile"
-        path.parent.mkdir()
-        path.write_text(text)
-        path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("PATH", program("neuron_parallel_compile", text)["PATH"])
         monkeypatch.setenv("RUN_NEURON_PARALLEL_COMPILE", "1")
         monkeypatch.setenv("SM_NUM_NEURONS", "2")
         monkeypatch.setenv("SM_NUM_GPUS", "0")
