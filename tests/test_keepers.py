@@ -154,7 +154,7 @@ def test_invalid_messages_change_nothing(keepers, message, logged):
         good.sendall(json.dumps({"ended": ENDED}).encode() + b"\n")
         keepers.act_until(lambda: len(keepers.told) == 3)
         other.close()
-        keepers.act_until(lambda: len(keepers._connections) == 1)
+        keepers.act_until(lambda: len(keepers._lobby.connections) == 1)
     assert keepers.told == [JOINED, RankRuns(7, 77), RankEnded(7, Exit(3))]
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
@@ -278,9 +278,9 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(keepers):
         connect(*[{"want_stacks": True}] * 20).close()
     with connect({"want_stacks": True}):
         keepers.act_until(lambda: StacksRequest() in keepers.told)
-    keepers.act_until(lambda: not keepers._connections)
+    keepers.act_until(lambda: not keepers._lobby.connections)
     with connect({"want_stacks": True}) as other:
-        keepers.act_until(lambda: any(one.wants_stacks for one in keepers._connections))
+        keepers.act_until(lambda: any(one.wants_stacks for one in keepers._lobby.connections))
         assert keepers.told == [StacksRequest()]
         keepers.reply_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'

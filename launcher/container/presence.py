@@ -22,7 +22,7 @@ from typing import Callable, Optional
 
 from launcher.job.options import INIT
 from launcher.result.causes import Result
-from launcher.text.protocol import LineSocket
+from launcher.text.protocol import LineSocket, Lobby
 
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
@@ -52,6 +52,10 @@ def register(environ: Mapping[str, str]) -> Report:
     return report
 
 
+class _Launcher(LineSocket):
+    pid = 0  # until it has sent the token
+
+
 class LauncherRegistry:
     """The init's end of the sockets; calls joined(pid) for each launcher that runs below it.
 
@@ -61,42 +65,24 @@ class LauncherRegistry:
 
     def __init__(self, selector: selectors.BaseSelector, joined: Callable[[int], None]) -> None:
         self.result: Result | None = None
-        self._pids: dict[LineSocket, int] = {}  # 0: it has not sent the token yet
-        self._selector, self._joined = selector, joined
-        self._token = os.urandom(16).hex()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
-        self._listener.setblocking(False)
-        self._listener.listen(_BACKLOG)
-        selector.register(self._listener, selectors.EVENT_READ, self.accept)
-        self.address = f"{self._listener.getsockname()[1:].decode()}:{self._token}"
+        self._joined, self._token = joined, os.urandom(16).hex()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
+        listener.listen(_BACKLOG)
+        self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
+        self._lobby = Lobby(
+            selector, lambda new: _Launcher(new, _LINE_LIMIT, selector, self._take, self._lost)
+        )
+        self._lobby.listen(listener)
+        self.accept = self._lobby.accept
 
     @property
     def pids(self) -> list[int]:
         """The pids of the running launchers."""
-        return [pid for pid in self._pids.values() if pid]
+        return [each.pid for each in self._lobby.connections if each.pid]
 
-    def accept(self) -> None:
-        """Accept the pending connections."""
-        for _ in range(_BACKLOG + 1):  # leave the others for the next turn of the loop
-            most = _BACKLOG
-            try:
-                accepted, _ = self._listener.accept()
-                connection = LineSocket(
-                    accepted, _LINE_LIMIT, self._selector, self._take, self._lost
-                )
-                self._pids[connection] = 0
-                connection.read()
-            except BlockingIOError:  # none is pending
-                return
-            except OSError:  # no descriptor is free: a stranger makes way
-                most = 0
-            strangers = [each for each, pid in self._pids.items() if not pid]
-            if len(strangers) > most:
-                self._close(strangers[0])
-
-    def _take(self, connection: LineSocket, line: bytes) -> None:
-        if self._pids[connection]:
+    def _take(self, connection: _Launcher, line: bytes) -> None:
+        if connection.pid:
             if found := _RESULT.fullmatch(line):
                 self.result = Result(int(found[1]), stop_signal=int(found[2]))
             elif line != _NO_JOB:
@@ -105,16 +91,12 @@ class LauncherRegistry:
             # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
             pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
             if pid:
-                self._pids[connection] = pid
+                connection.pid, connection.is_stranger = pid, False
                 self._joined(pid)
                 return
-        self._close(connection)
+        connection.close()
 
-    def _lost(self, connection: LineSocket, _: Exception) -> None:
-        if self._pids.get(connection):
+    def _lost(self, connection: _Launcher, _: Exception) -> None:
+        if connection.pid:
             self.result = KILLED
-        self._close(connection)
-
-    def _close(self, connection: LineSocket) -> None:
-        self._pids.pop(connection, None)
         connection.close()

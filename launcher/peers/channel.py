@@ -67,7 +67,6 @@ class Channel(Stepping):
         name = "hosts" if job.options.verbose else ""
         super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
-        self._strangers: dict[Connection, None] = {}  # oldest first
         self._refused = 0
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
@@ -82,7 +81,9 @@ class Channel(Stepping):
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
         if self._coordinates and self._job.members:
-            self._listener = Listener(self._job, self._system, self._accepted, self._cannot_listen)
+            self._listener = Listener(
+                self._job, self._system, self._connection_on, self._cannot_listen
+            )
             self._listener.listen()
         self._act(self._first)
 
@@ -167,15 +168,6 @@ class Channel(Stepping):
     def _cannot_listen(self, why: str) -> None:
         self.report(messages.Failed(of_host(f"launcher: {why}")))
 
-    def _accepted(self, accepted: socket.socket) -> None:
-        assert self._listener
-        if len(self._connections) + len(self._strangers) >= self._listener.room:
-            self._lose(next(iter(self._strangers)), "no room")
-        connection = self._connection_on(accepted)
-        if connection:
-            self._strangers[connection] = None
-            connection.read()  # its hello has usually arrived, too
-
     def _connection_on(self, what: socket.socket) -> Connection | None:
         timeout, selector = self._job.options.host_timeout, self._system.selector
         try:
@@ -186,8 +178,6 @@ class Channel(Stepping):
     def _end_listening(self) -> None:
         if self._listener:
             self._listener.close()
-        for stranger in list(self._strangers):
-            self._lose(stranger, "all have joined")
 
     def _connected(self, what: socket.socket | str) -> None:
         connection = None if isinstance(what, str) else self._connection_on(what)
@@ -199,7 +189,7 @@ class Channel(Stepping):
             self.happens(events.Unreachable(why))
 
     def _admit(self, connection: Connection, host: str) -> None:
-        connection.host = host
+        connection.host, connection.is_stranger = host, False
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._alive_at = min(self._alive_at, self._system.now() + _ALIVE_SECONDS)
@@ -228,7 +218,6 @@ class Channel(Stepping):
                 self._system.log(f"refused a connection {at}: {why}.")
             self._lose(connection, why)
             return
-        del self._strangers[connection]
         self._admit(connection, hello.host)
         self.happens(events.Arrived(hello, connection.address))
 
@@ -238,7 +227,6 @@ class Channel(Stepping):
     def _lose(self, connection: Connection, why: str) -> None:
         """Close a connection, which may be a host's."""
         connection.close()
-        self._strangers.pop(connection, None)
         if self._connections.get(connection.host) is connection:
             del self._connections[connection.host]
             self.happens(Lost(connection.host, why))

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import errno
-import functools
 import math
 import os
 import socket
-from selectors import EVENT_READ
 from typing import Callable
 
 from launcher.host.system import System
 from launcher.job.job import Job
+from launcher.peers.connection import Connection
 from launcher.result.causes import change_port
+from launcher.text.protocol import Lobby
 
 STRANGERS = 64  # connections that fit, besides those of the other hosts
 _DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
 _RETRY_SECONDS = 1  # between two tries to listen
 # For another program to release the port; other programs need that long to see it, too.
 _LISTEN_SECONDS = 3
 
 
 class Listener:
-    """Calls accepted(socket), and cannot(why) if it cannot listen, or accept all hosts.
+    """Listens, and accepts connections; connection_on(socket) makes each (Lobby).
 
-    `listen` is due at `listen_at`; infinite: never. `room` is how many connections fit.
+    `listen` is due at `listen_at`; infinite: never. Calls cannot(why) if it cannot listen, or
+    accept all hosts.
     """
 
     def __init__(
         self,
         job: Job,
         system: System,
-        accepted: Callable[[socket.socket], None],
+        connection_on: Callable[[socket.socket], Connection | None],
         cannot: Callable[[str], None],
     ) -> None:
-        self._job, self._system, self._accepted, self._cannot = job, system, accepted, cannot
-        self._sockets: list[socket.socket] = []
+        self._job, self._system, self._cannot = job, system, cannot
+        self._room = len(job.members) + STRANGERS
+        self._lobby = Lobby(system.selector, connection_on, self._room)
         self.own_name_resolves = True
-        self.room = len(job.members) + STRANGERS
         self._deadline = system.now() + min(_LISTEN_SECONDS, job.options.start_timeout)
         self.listen_at = math.inf
 
@@ -48,48 +48,27 @@ class Listener:
         self.listen_at = math.inf
         try:
             address = job.cluster.address(job.current_host)
-            self._sockets, self.own_name_resolves = self._system.listen(
-                address, job.options.peer_port
-            )
+            sockets, self.own_name_resolves = self._system.listen(address, job.options.peer_port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and now < self._deadline:
                 self.listen_at = now + _RETRY_SECONDS
             else:
-                self._give_up(error)
+                seen = (
+                    f"{job.current_host} cannot listen on port {job.options.peer_port} for the "
+                    f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
+                )
+                self._cannot(change_port(seen))
             return
-        for listening in self._sockets:
-            listening.setblocking(False)
-            act = functools.partial(self._accept, listening)
-            self._system.selector.register(listening, EVENT_READ, act)
+        self._lobby.listen(*sockets)
         files, used = self._system.open_files()
-        needs = used + self.room + _DESCRIPTORS
+        needs = used + self._room + _DESCRIPTORS
         if files < needs:
             self._cannot(
                 f"{job.current_host} can have {files} files open (ulimit -n), but the connections "
                 f"of {job.cluster.nnodes} hosts need {needs}; raise that limit."
             )
 
-    def _give_up(self, error: OSError) -> None:
-        self.close()
-        seen = (
-            f"{self._job.current_host} cannot listen on port {self._job.options.peer_port} for the "
-            f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
-        )
-        self._cannot(change_port(seen))
-
-    def _accept(self, listening: socket.socket) -> None:
-        try:
-            accepted, _ = listening.accept()
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                self._give_up(error)
-            return  # none is waiting, or it has already ended (accept(2))
-        self._accepted(accepted)
-
     def close(self) -> None:
-        """Listen no longer."""
+        """Listen no longer, and close the connections of strangers."""
         self.listen_at = math.inf
-        for listening in self._sockets:
-            self._system.selector.unregister(listening)
-            listening.close()
-        self._sockets = []
+        self._lobby.close()

@@ -7,9 +7,7 @@ ranks' stacks. Messages of a script's process go to the watch or become events.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import selectors
 import signal
 import socket
 import struct
@@ -22,14 +20,13 @@ from launcher.host.system import System
 from launcher.result.raised import Exit, Link, read
 from launcher.run import events
 from launcher.text import wire
-from launcher.text.protocol import LineSocket, decoded, encoded
+from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
 from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
-_LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
 _STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
 # After these the coordinator has replied, or never will.
@@ -55,19 +52,15 @@ class Keepers:
     def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
         self.watch = watch
         self._system, self._take = system, take
-        self._connections: list[_Connection] = []
+        selector = system.selector
+        self._lobby = Lobby(
+            selector, lambda new: _Connection(new, _LINE_LIMIT, selector, self._receive, self._lost)
+        )
+        self.listen = self._lobby.listen
         self._request_again_at = -math.inf  # the coordinator has a request until then
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
-        self._listener: socket.socket | None = None
-
-    def listen(self, listener: socket.socket) -> None:
-        """Accept connections from now on."""
-        listener.setblocking(False)
-        self._listener = listener
-        act = functools.partial(self._accept, listener)
-        self._system.selector.register(listener, selectors.EVENT_READ, act)
 
     @property
     def are_gone(self) -> bool:
@@ -76,13 +69,9 @@ class Keepers:
 
     def close(self) -> None:
         """Close all connections: connected keepers end their ranks, and leave."""
-        for connection in self._connections:
+        for connection in self._lobby.connections:
             connection.close()
-        self._connections.clear()
-        if self._listener:
-            self._system.selector.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
+        self._lobby.close()
 
     # Commands.
 
@@ -111,13 +100,13 @@ class Keepers:
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""
         self._request_again_at = -math.inf
-        to = [one for one in self._connections if one.wants_stacks]
+        to = [one for one in self._lobby.connections if one.wants_stacks]
         self._send(message, to)
         for connection in to:
-            connection.wants_stacks = False
+            connection.wants_stacks, connection.is_stranger = False, True
 
     def _keepers_of(self, ranks: Sequence[int] | None = None) -> list[_Connection]:
-        keepers = [one for one in self._connections if one.rank >= 0]
+        keepers = [one for one in self._lobby.connections if one.rank >= 0]
         return [one for one in keepers if ranks is None or one.rank in ranks]
 
     def _send(self, message: Mapping[str, Any], to: Iterable[_Connection]) -> None:
@@ -125,23 +114,6 @@ class Keepers:
             connection.send(encoded(message))
 
     # Connections.
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        files, used = self._system.open_files()
-        if files - used < _LAST_FILES:  # the oldest stranger makes way
-            strangers = [one for one in self._connections if one.rank < 0 and not one.wants_stacks]
-            if not strangers:
-                connection.close()
-                return
-            self._lost(strangers[0], EOFError())
-        selector = self._system.selector
-        self._connections.append(
-            _Connection(connection, _LINE_LIMIT, selector, self._receive, self._lost)
-        )
 
     def _receive(self, connection: _Connection, line: bytes) -> None:
         try:
@@ -155,7 +127,6 @@ class Keepers:
             self._take(event)
 
     def _lost(self, connection: _Connection, _: Exception) -> None:
-        self._connections.remove(connection)
         connection.close()
         if connection.rank >= 0:
             self.watch.disconnected(connection.pid)
@@ -177,6 +148,7 @@ class Keepers:
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
             event = events.KeeperJoined(**fields)
             connection.rank, connection.local_rank = event.rank, event.local_rank
+            connection.is_stranger = False
             return event
         if rank < 0:
             raise ValueError(rank)
@@ -198,7 +170,7 @@ class Keepers:
         return None
 
     def _stacks_requested(self, connection: _Connection) -> StacksRequest | None:
-        connection.wants_stacks = True
+        connection.wants_stacks, connection.is_stranger = True, False
         if self._system.now() < self._request_again_at:
             return None
         self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import resource
 import selectors
 import socket
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
+_MOST_STRANGERS = 128
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
 _MOST = 1e18  # Python reads long integers slowly, and nothing can be done with infinite numbers
 
 
@@ -37,10 +41,10 @@ class LineSocket:
 
     While it is open it calls take(this, line) for each line; and lost(this, error), once, when the
     connection has ended: an EOFError, an OSError, or a ValueError if an incomplete line has more
-    than `limit` bytes.
+    than `limit` bytes. `is_stranger` is for a lobby: the other end may be anybody's.
     """
 
-    is_open = True
+    is_open = is_stranger = True
 
     def __init__(
         self,
@@ -98,6 +102,76 @@ class LineSocket:
         self.is_open = False
         self.ignore()
         self.socket.close()
+
+
+T = TypeVar("T", bound=LineSocket)
+
+
+class Lobby(Generic[T]):
+    """Accepts connections; connection_on(socket) makes each, None if it has already ended.
+
+    There is room for so many, or, with 0, for so many strangers that they take a quarter of the
+    descriptors. When there is none, or no descriptor is free, the oldest stranger makes way: so
+    idle connections can hide others only briefly.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        connection_on: Callable[[socket.socket], T | None],
+        room: int = 0,
+    ) -> None:
+        self._selector, self._connection_on, self._room = selector, connection_on, room
+        self._listeners: tuple[socket.socket, ...] = ()
+        self._accepted: list[T] = []
+
+    @property
+    def connections(self) -> list[T]:
+        """The connections that are open, the oldest first."""
+        self._accepted = [each for each in self._accepted if each.is_open]
+        return self._accepted
+
+    def listen(self, *listeners: socket.socket) -> None:
+        """Accept connections on these sockets from now on."""
+        self._listeners = listeners
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, self.accept)
+
+    def accept(self) -> None:
+        """Accept pending connections, some at a time, and read what has arrived on them."""
+        for listener in self._listeners:
+            for _ in range(_MOST_STRANGERS):
+                try:
+                    accepted, _ = listener.accept()
+                except OSError as error:  # none is pending, or it has already ended (accept(2))
+                    if error.errno not in _NO_ROOM or not (strangers := self._strangers()):
+                        break
+                    strangers[0].close()
+                    continue
+                if connection := self._connection_on(accepted):
+                    self._accepted.append(connection)
+                    strangers = self._strangers()
+                    if len(strangers) > self._most_strangers():
+                        strangers[0].close()
+                    connection.read()
+
+    def _most_strangers(self) -> int:
+        if self._room:
+            return self._room - sum(not each.is_stranger for each in self.connections)
+        return min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+    def _strangers(self) -> list[T]:
+        return [each for each in self.connections if each.is_stranger]
+
+    def close(self) -> None:
+        """Accept no more, and close the connections of strangers."""
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners = ()
+        for stranger in self._strangers():
+            stranger.close()
 
 
 def _number(digits: str) -> float:
