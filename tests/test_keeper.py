@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import json
 import os
 import re
@@ -17,6 +18,10 @@ import threading
 import psutil
 import pytest
 from conftest import REPO, has_ended, poll
+
+with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
+    patch.syspath_prepend(str(REPO / "launcher" / "run"))
+    lines = importlib.import_module("lines")
 
 STUB = str(REPO / "launcher" / "run" / "stub.py")
 RUN = {"environ": {}, "grace": 30.0, "ignored": [], "log": ""}
@@ -590,6 +595,17 @@ def test_a_script_that_closes_all_descriptors(start):
     assert kept.wait("ended")["code"] == 5
     kept.end()
     kept.wait("cleared")
+
+
+def test_what_was_said_is_read_though_nothing_can_be_sent_any_more():
+    """A script that has just died is polled: why it died is there still."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"end": 1}\n')
+    theirs.close()
+    link = lines.Link(ours)
+    link.send({"poll": 1})
+    assert link.read()[0] == [b'{"end": 1}'] and link.is_gone
+    link.close()
 
 
 DECODE = "import os, signal\ndef decode():\n    os.kill(os.getpid(), signal.SIG{})\n{}decode()"

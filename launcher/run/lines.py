@@ -80,14 +80,13 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the other end takes now. A write error means its end."""
+        """Send what the other end takes now. What that has sent before its end is still read."""
         try:
             while self.queue:
                 del self.queue[: self._socket.send(self.queue)]
         except BlockingIOError:
             pass
         except OSError:
-            self.is_gone = True
             self.queue.clear()
 
     def read(self) -> tuple[list[bytes], int]:
