@@ -387,23 +387,23 @@ def start(tmp_path: Path) -> Iterator:
 
 @pytest.fixture
 def start_two(start) -> Iterator:
-    """Start two launchers as the hosts 127.0.0.1 and 127.0.0.2 of one job."""
+    """Start launchers as the hosts of one job: the first two of TWO_HOSTS, or `count`."""
 
-    def start_two(*args: object, command=LAUNCHER, **environment: str) -> tuple[Host, Host]:
-        common = {
-            "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]',
-            "SM_NUM_GPUS": "0",
-            "TRAINING_JOB_NAME": "two-hosts",
-            **ports(),
-            **environment,
-        }
-        first, second = (
-            start(*args, host=name, command=command, SM_CURRENT_HOST=name, **common)
-            for name in ("127.0.0.1", "127.0.0.2")
-        )
-        return first, second
+    def start_two(*args: object, count: int = 2, **environment: str) -> list[Host]:
+        common = {**of_two_hosts(count), **environment}
+        names = TWO_HOSTS[:count]
+        return [start(*args, host=name, SM_CURRENT_HOST=name, **common) for name in names]
 
     return start_two
+
+
+TWO_HOSTS = ("127.0.0.1", "127.0.0.2")
+
+
+def of_two_hosts(count: int = 2) -> dict[str, str]:
+    """Return the variables that launchers have in common that are hosts of one job."""
+    hosts = {"SM_HOSTS": json.dumps(TWO_HOSTS[:count]), "TRAINING_JOB_NAME": "two-hosts"}
+    return {**hosts, "SM_NUM_GPUS": "0", **ports()}
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """Errors of the launcher itself end the job in order: with 70, on all hosts, and with a reason."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, poll, ports
+from conftest import LAUNCHER, TWO_HOSTS, of_two_hosts, poll
 
 MISTAKEN = [sys.executable, str(Path(__file__).parent / "failing_launcher.py")]
 # What a thread raises is an event at which the mistake can happen while ranks run.
@@ -36,13 +35,7 @@ sys.exit(main())
 
 def all_say_it(start, script, what, which):
     """Run two hosts, one with a mistake of ours; see that both say so, and return them."""
-    names = ["127.0.0.1", "127.0.0.2"]
-    common = {
-        "SM_HOSTS": json.dumps(names),
-        "SM_NUM_GPUS": "0",
-        "TRAINING_JOB_NAME": "j",
-        **ports(),
-    }
+    names, common = TWO_HOSTS, of_two_hosts()
     commands = [LAUNCHER, LAUNCHER]
     commands[which] = [*MISTAKEN, what]
     hosts = [None, None]
@@ -77,9 +70,9 @@ def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
 
 @pytest.mark.torch
 def test_what_a_person_can_fix_before_the_start_is_no_mistake_of_ours(start, script):
-    hosts = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.2", **ports()}
+    variables = {**of_two_hosts(), "SM_CURRENT_HOST": "127.0.0.2"}
     words = ("--train-script", script("print('ran')"))
-    host = start(*words, host="127.0.0.2", command=[sys.executable, "-c", NO_THREADS], **hosts)
+    host = start(*words, host="127.0.0.2", command=[sys.executable, "-c", NO_THREADS], **variables)
     assert host.wait() == 2, host.log()
     says = "launcher: 127.0.0.2: cannot start a thread (can't start new thread); raise ulimit -u.\n"
     assert host.failure == says and "Traceback" not in host.err

@@ -5,14 +5,13 @@ Both give the same result, and to each rank and each torchrun happens the same i
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import more, ports
+from conftest import more
 
 from simulation.job import Job
 from simulation.lives import lives
@@ -83,27 +82,20 @@ def simulated(plan: Plan) -> list[tuple[Any, Any]]:
     return found
 
 
-def real(plan: Plan, start: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
+def real(plan: Plan, start_two: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
     """Run a plan with real launchers, torchruns and ranks."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    names = ["127.0.0.1", "127.0.0.2"][: plan.hosts]
-    common = {
-        "SM_HOSTS": json.dumps(names),
-        "SM_NUM_GPUS": "0",
-        "TRAINING_JOB_NAME": "real",
+    options = {
         "LAUNCHER_NPROC_PER_NODE": str(plan.nproc),
         "LAUNCHER_MAX_RESTARTS": str(plan.max_restarts),
         "LAUNCHER_GRACE": str(int(plan.grace)),
         "LAUNCHER_FAILURE_GRACE": str(int(plan.failure_grace)),
         "LAUNCHER_START": "cold",
         "LAUNCHER_VERBOSE": "true",
-        **ports(),
     }
     arguments = ("--train-script", HERE / "real_rank.py", shared, written(plan))
-    hosts = []
-    for name in names:
-        hosts.append(start(*arguments, host=name, SM_CURRENT_HOST=name, **common))
+    hosts = start_two(*arguments, count=plan.hosts, **options)
     for host in hosts:
         host.wait_for("training", plan.nproc)
     for fault in plan.faults:
@@ -138,7 +130,7 @@ def happens(fault: Fault, host: Any) -> None:
 @pytest.mark.parametrize(
     "scenario", [more(n) if n in SECOND_OF_THEIR_KIND else n for n in SCENARIOS]
 )
-def test_simulated_jobs_are_as_real_ones(scenario: str, start: Any, tmp_path: Path) -> None:
+def test_simulated_jobs_are_as_real_ones(scenario: str, start_two: Any, tmp_path: Path) -> None:
     plan = SCENARIOS[scenario]
     assert min([fault.at for fault in plan.faults if fault.at] or [3.0]) >= TRAINS_FROM
-    assert real(plan, start, tmp_path) == simulated(plan)
+    assert real(plan, start_two, tmp_path) == simulated(plan)
