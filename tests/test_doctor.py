@@ -405,6 +405,13 @@ def test_how_a_command_ended(script, problem):
     assert ask(["/no/such"], {}, 1).problem == "/no/such was not found"
 
 
+def test_what_a_command_leaves_behind_is_not_waited_for():
+    """As a driver's daemon, which holds the output open."""
+    answer = ask(["/bin/sh", "-c", "sleep 600 & echo $!"], os.environ, 60)
+    os.kill(int(answer.out), signal.SIGKILL)
+    assert answer.problem == ""
+
+
 def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):
     pretend_torch("2.8.0")
     release = threading.Event()

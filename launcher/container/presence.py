@@ -26,7 +26,6 @@ from launcher.text.protocol import LineSocket, Lobby
 
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
-_BACKLOG = 128  # pending connections
 _NO_JOB, _RESULT = b"none", re.compile(rb"(\d{1,3}) (\d{1,2})")
 _LINE_LIMIT = 64  # bytes
 
@@ -68,7 +67,7 @@ class LauncherRegistry:
         self._joined, self._token = joined, os.urandom(16).hex()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
-        listener.listen(_BACKLOG)
+        listener.listen()
         self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
         self._lobby = Lobby(
             selector, lambda new: _Launcher(new, _LINE_LIMIT, selector, self._take, self._lost)

@@ -46,6 +46,7 @@ def ask(
     out = err = b""
     problem, deadline = "", time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < deadline:
+        process.poll()  # before the last look: a daemon of its may hold its output open
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -60,11 +61,8 @@ def ask(
     elif code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         problem = f"it {how}"
-    return Answer(_text(out), _text(err), problem, is_late=code is None)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+    texts = [data.decode("utf-8", "replace") for data in (out, err)]
+    return Answer(texts[0], texts[1], problem, is_late=code is None)
 
 
 def _message(line: bytes) -> Mapping[str, Any]:

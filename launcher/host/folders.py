@@ -23,12 +23,8 @@ def files_below(folders: Sequence[str], age: float = math.inf) -> int:
     since = time.time() - age
 
     def count() -> int:
-        files = 0
-        for entries, changed in enumerate(_changes(folders), 1):
-            files += changed > since
-            if entries > _MOST_ENTRIES:
-                return -1
-        return files
+        changes = list(itertools.islice(_changes(folders), _MOST_ENTRIES + 1))
+        return -1 if len(changes) > _MOST_ENTRIES else sum(change > since for change in changes)
 
     return within(_SECONDS, count, -1)
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from launcher.errors import LaunchError
 
 _PREFIX, SOCKET = "sm-launch-", "socket"  # of the folder's name; of the socket in it
-_BACKLOG = 128  # connections that keepers wait for
 _PARENT_BYTES = 60  # of the parent folder's path: a socket's path has at most 107 (unix(7))
 
 
@@ -28,7 +27,7 @@ def run_dir(environ: Mapping[str, str]) -> tuple[str, socket.socket]:
         try:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(os.path.join(folder, SOCKET))
-            listener.listen(_BACKLOG)
+            listener.listen()  # 128 keepers may wait
         except OSError:
             remove(folder)
             raise
