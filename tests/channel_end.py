@@ -7,13 +7,15 @@ import contextlib
 from launcher.host.system import System
 from launcher.peers import messages
 from launcher.peers.channel import Channel
+from launcher.peers.events import Alone
+from launcher.result.causes import of_lost_host, stopped
 
 
 class End:
     """A host of the job: `attempt`, `result` and `has_left` are what it was commanded."""
 
     def __init__(self, job):
-        self.attempt, self.result, self.has_left = 0, None, False
+        self.job, self.attempt, self.result, self.has_left = job, 0, None, False
         self._stack = contextlib.ExitStack()
         # Only the supervisor waits for signals.
         self.system = System(signals=None)
@@ -35,6 +37,9 @@ class End:
         elif isinstance(message, messages.End):
             self.result = message.result
             self.say(messages.Cleared(message.number, 0))
+        elif isinstance(message, Alone):  # what a host's run does then
+            self.result = self.result or of_lost_host(self.job.coordinator, message.how).result
+            self.has_left = True
         elif isinstance(message, messages.Leave):
             self.has_left = True
 
@@ -49,6 +54,8 @@ class End:
             self.channel.tick()
 
     def say(self, message):
+        if isinstance(message, messages.Stop):
+            self.result = stopped(message.number)
         self.channel.report(message)
 
     def close(self):

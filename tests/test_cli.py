@@ -21,7 +21,6 @@ from launcher.job.options import OPTIONS
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.result.causes import of_error
-from launcher.text.log import flush
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 ALONE = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
@@ -124,16 +123,11 @@ def planned(argv, **environ):
         return job.error or job.plan
     except LaunchError as error:
         return error
-    finally:
-        flush()
 
 
 def folder_of(argv, **environ):
     """Return where the ranks of a plan run."""
-    try:
-        return prepare(argv, {**os.environ, **environ}).options.folder
-    finally:
-        flush()
+    return prepare(argv, {**os.environ, **environ}).options.folder
 
 
 NESTED = "remove distribution= from the estimator"
