@@ -20,7 +20,6 @@ from launcher.job.resources import require_files
 from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
 from launcher.result.failure import prepare_failure, write_failure
 from launcher.run import summary, supervisor
-from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
 
 # The tools in launcher_tools. All but `local` run next to a job or after it, and do not count for a
@@ -128,14 +127,9 @@ def _launch(
         return stopped(stop) if stop else SUCCESS
     system = System(signals)
     end = supervisor.run(job, environ, system)
-    return _report(end, environ, system.now())
-
-
-def _report(end: State, environ: Mapping[str, str], now: float) -> Result:
-    """Report how the job ended, to people and to SageMaker, and how long each phase took."""
     result = end.result
     assert result
-    for line in summary.lines(end, now):
+    for line in summary.lines(end, system.now()):
         log(line)
     if result.exit_code and not result.stop_signal:
         write_failure(result.text, environ)
