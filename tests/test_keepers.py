@@ -165,13 +165,14 @@ def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
     assert 0 < logged().count("from a rank: b'{\"ended\": {}}'") <= 20
 
 
-def test_idle_strangers_make_way_for_a_keeper(keepers):
+@pytest.mark.parametrize("left", [2, 30])  # descriptors: fewer than strangers may take, or enough
+def test_idle_strangers_make_way_for_a_keeper(keepers, left):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = len(os.listdir("/proc/self/fd")) + 60
+    limit = len(os.listdir("/proc/self/fd")) + 31 + left  # 31: the other ends
     with contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-        for _ in range(30):  # of the other 30, keepers leave some free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        for _ in range(30):
             stack.enter_context(connect())
         stack.enter_context(connect({"hello": JOINED._asdict()}))
         keepers.act_until(lambda: JOINED in keepers.told)
