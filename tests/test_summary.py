@@ -18,7 +18,7 @@ from launcher.run.ranks import Rank
 from launcher.run.state import Times
 
 FAILED = Result(1, "algo-1, rank 0 failed\nexit code 1, 7 s after start\nTraceback ...\n")
-TIMES = Times(100.0, started=101.0, attempt=101.0, trains=104.0, closes=110.0, ended=112.0)
+TIMES = Times(100.0, started=101.0, attempt=101.0, trains=104.0, closes=110.0)
 HANDLES, IGNORES, DEFAULT = Disposition.HANDLES, Disposition.IGNORES, Disposition.DEFAULT
 
 
@@ -34,17 +34,17 @@ def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
 
 
 def test_a_success():
-    times = TIMES._replace(closes=math.inf, ended=130.2)
+    times = TIMES._replace(closes=130.2)
     (line,) = summary.lines(state(times=times), 130.5)
     assert line == "algo-1: every rank succeeded; 30 s in total: " + (
         "joining 1.0 s, starting 3.0 s, training 26 s."
     )
-    (line,) = summary.lines(state(times=times), 230.2)  # the other host trained on
+    (line,) = summary.lines(state(times=times), 230.2)  # torchrun did not end
     assert line.endswith(": joining 1.0 s, starting 3.0 s, training 26 s, ending 100 s.")
 
 
 def test_after_a_restart_what_failed_is_lost():
-    times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf, ended=170.0)
+    times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf)
     (line,) = summary.lines(state(times=times, attempt=2), 170.0)
     assert line == "algo-1: every rank succeeded after 1 restart; 70 s in total: " + (
         "joining 1.0 s, lost to failed attempts 60 s, starting 2.0 s, training 7.0 s."
@@ -68,21 +68,21 @@ def test_a_job_that_starts_nothing():
 AT = st.floats(100.0, 1000.0) | st.just(math.inf)
 
 
-@example(100.0, 100.0, math.inf, 100.0, math.inf, 0.5, 1, SUCCESS)
+@example(100.0, 100.0, math.inf, 100.0, 0.5, 1, SUCCESS)
 @given(
-    *(AT, AT, AT, AT, AT, st.floats(0, 999)),
+    *(AT, AT, AT, AT, st.floats(0, 999)),
     st.integers(1, 3),
     st.sampled_from([SUCCESS, FAILED, stopped(15)]),
 )
-def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number, result):
+def test_the_parts_add_up(started, attempt, trains, closes, later, number, result):
     """Whatever is known of them, as far as a clock gives it: in order, from the start on."""
     attempt = attempt if number > 1 else started
     started, attempt = sorted((started, attempt))
     if attempt == math.inf:
         started = attempt = 100.0
-    trains, closes, ended = (max(at, attempt) for at in (trains, closes, ended))
-    now = max(at for at in (attempt, trains, closes, ended) if at < math.inf) + later
-    times = Times(100.0, started, attempt, trains, closes, ended)
+    trains, closes = (max(at, attempt) for at in (trains, closes))
+    now = max(at for at in (attempt, trains, closes) if at < math.inf) + later
+    times = Times(100.0, started, attempt, trains, closes)
     for hosts in (("algo-1",), ("algo-1", "algo-2")):
         last = state(result, hosts, times=times, attempt=number)
         parts = [seconds for _, seconds in summary.where_time_went(last, now)]

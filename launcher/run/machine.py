@@ -117,11 +117,6 @@ def started(state: State, event: Start, now: float) -> Step:
     if is_first:
         state = state._replace(torchrun_runs=True)
         return state, (Note("joined"), begins, events.StartTorchrun())
-    if not state.torchrun_runs:
-        end = events.TorchrunEnded(0, "it ended during a restart")
-        return state, (begins, *_failed(state, _of_torchrun(state, end, now)))
-    if state.lost:
-        return state, (begins,)  # it fails when that is due
     return state, (begins, events.RunRanks(tuple(again), event.attempt, event.port))
 
 
@@ -327,7 +322,6 @@ def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     phase = phase._replace(open=phase.open - {event.rank}, survivors=survivors)
     lines: Actions = ()
     if not phase.open:
-        state = state._replace(times=state.times._replace(ended=now))
         phase = phase._replace(warn_at=math.inf)
         if survivors:
             held = plural(survivors, "process", "es")
@@ -345,7 +339,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
         if len(state.ranks) == event.nproc:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
-            return state, (note, *_failed(state, causes.of_group_rank(state.job.current_host)))
+            return state, (note, *_failed(causes.of_group_rank(state.job.current_host)))
         return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
     leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
     return state, (note, *leave)
@@ -358,7 +352,7 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
-    actions = _failed(state, _of_killed(state, rank, "its keeper")) if _goes_on(phase) else ()
+    actions = _failed(_of_killed(state, rank, "its keeper")) if _goes_on(phase) else ()
     if isinstance(phase, Ending):
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
@@ -369,20 +363,19 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
 
     If somebody signals all processes of this host, the launcher gets the signal, too: a stop.
     """
-    lost, rank = state.lost, state.ranks.get(event.rank)
-    is_killed = event.number == signal.SIGKILL  # then torchrun signals the others
+    rank = state.ranks.get(event.rank)
     if rank is None or not _goes_on(state.phase):
         return state, ()
-    if lost and (lost.is_killed or not is_killed):
-        return state, ()
-    if is_killed:
+    if event.number == signal.SIGKILL:  # then torchrun signals the others
         failure = _of_killed(state, rank, "its process below torchrun")
     else:
         error = "it was sent a signal, or ends by itself (see this host's log)"
         failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
         failure = failure._replace(cause=Cause.TORCHRUN_ENDS)
-    by = lost.by if lost else now + STUB_SECONDS
-    return state._replace(lost=Lost(failure, by, is_killed)), ()
+    lost = state.lost or Lost(failure, now + STUB_SECONDS)
+    if failure.cause < lost.failure.cause:
+        lost = lost._replace(failure=failure)
+    return state._replace(lost=lost), ()
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
@@ -449,12 +442,12 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
     actions: Actions = ()
     for rank in counting:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(is_reported=True)})
-        failed = _failed(state, ranks.failure(rank, host), now - began - rank.failed_at)
+        failed = _failed(ranks.failure(rank, host), now - began - rank.failed_at)
         actions += (*_report_successes(state, now), *failed)
     return state, actions
 
 
-def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
+def _failed(failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
     return failure.note, Failed(failure, round(age, 3))
 
@@ -464,14 +457,16 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.plan.runner and event.returncode:
         state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
-    if isinstance(phase, Running):
+    if _goes_on(phase):
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
-        state, counted = _count(state, now, everything=True)
+        counted: Actions = ()
+        if isinstance(phase, Running):
+            state, counted = _count(state, now, everything=True)
         # Of an ended child torchrun only says that it has failed.
         lost = state.lost if event.returncode > 0 and not event.error else None
         failure = lost.failure if lost else _of_torchrun(state, event, now)
-        return state._replace(lost=None), counted + _failed(state, failure)
+        return state._replace(lost=None), counted + _failed(failure)
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -521,7 +516,7 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
             return ()
         failure = failure._replace(cause=Cause.SECONDARY, may_restart=False)
     age = now - state.times.attempt - rank.failed_at
-    return _failed(state, failure, age)
+    return _failed(failure, age)
 
 
 # Time.
@@ -532,12 +527,12 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     phase = state.phase
     if isinstance(phase, Running):
         if state.lost and now >= state.lost.by:
-            return state._replace(lost=None), _failed(state, state.lost.failure)
+            return state._replace(lost=None), _failed(state.lost.failure)
         if now >= phase.deadline:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
-            return state, _failed(state, _of_torchrun(state, events.TorchrunEnded(0, error), now))
+            return state, _failed(_of_torchrun(state, events.TorchrunEnded(0, error), now))
         return _count(state, now)
     if isinstance(phase, Leaving) and now >= phase.by:
         if phase.is_killed:

@@ -78,7 +78,6 @@ class Times(NamedTuple):
     attempt: float = math.inf  # this attempt
     trains: float = math.inf  # when this attempt's first rank began to run
     closes: float = math.inf  # when ranks were ended
-    ended: float = math.inf
 
 
 class Lost(NamedTuple):
@@ -86,7 +85,6 @@ class Lost(NamedTuple):
 
     failure: Failure
     by: float
-    is_killed: bool
 
 
 class State(NamedTuple):

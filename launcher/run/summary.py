@@ -103,27 +103,21 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     All time from the first attempt's start to the last one's counts as lost: only the script knows
     where it resumes. A single host joins nobody: its time before the start counts as joining.
     """
-    times, result = state.times, state.result
+    times, has_peers = state.times, state.job.has_peers
     if math.isinf(times.started):
-        return [("joining", now - times.began)] if state.job.has_peers else []
-    ended = min(times.ended, now)
-    trains = min(times.trains, times.closes, ended)
-    closes = max(trains, min(times.closes, ended))
-    is_success = result is not None and result.exit_code == 0
-    if is_success and now - closes < 1:
-        closes = now  # torchrun's own end
-        trains = trains if times.trains < math.inf else now
-    joined = times.started if state.job.has_peers else times.began
-    parts = [("joining", joined - times.began)] if state.job.has_peers else []
+        return [("joining", now - times.began)] if has_peers else []
+    assert state.result
+    is_success, is_stop = state.result.exit_code == 0, state.result.stop_signal
+    # Otherwise that is torchrun's own end.
+    closes = math.inf if is_success and now - times.closes < 1 else times.closes
+    reached, died = _died(state)
+    ending = "ending" if not is_stop else "saving" if len(died) < len(reached) else "stopping"
+    begins = [("joining", times.began)] if has_peers else []
+    joined = times.started if has_peers else times.began
     if state.attempt > 1:
-        parts.append(("lost to failed attempts", times.attempt - joined))
+        begins.append(("lost to failed attempts", joined))
         joined = times.attempt
-    parts.append(("starting", trains - joined))
-    if times.trains < math.inf:
-        parts.append(("training", closes - trains))
-    if not is_success or closes < now:
-        reached, died = _died(state)
-        is_stop = result is not None and result.stop_signal
-        name = "ending" if not is_stop else "saving" if len(died) < len(reached) else "stopping"
-        parts.append((name, now - closes))
-    return parts
+    begins += [("starting", joined), ("training", times.trains), (ending, closes)]
+    begun = [(part, min(at, closes)) for part, at in begins if at < math.inf]
+    ends = [*(at for _, at in begun[1:]), now]
+    return [(part, end - at) for (part, at), end in zip(begun, ends)]

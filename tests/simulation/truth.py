@@ -21,7 +21,7 @@ NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
     ("torchrun was ended by|it was sent a signal, or ends by itself", (What.TORCHRUN_TOLD,), ()),
     ("its keeper was killed|below torchrun was killed", faults.KEEPERS, ()),
     ("the device is gone", (), (What.TORCHRUN_FAILS,)),
-    (f"{COMPILE}|it ended during a restart", (), (*OF_TORCHRUN, *OFTEN)),
+    (COMPILE, (), (*OF_TORCHRUN, *OFTEN)),
     (" was killed by |has not started all|torchrun failed", OF_TORCHRUN, OFTEN),
     ("differ in", (), (What.DIFFERS,)),
     ("there is none|did not report why", (), (What.CANNOT_START,)),
