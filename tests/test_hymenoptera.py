@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -32,6 +33,30 @@ def metrics(name):
     """Return a job's metrics, but for how fast it was."""
     lines = Path(name, "data", "metrics.jsonl").read_text().splitlines()
     return [{**json.loads(line), "images_per_second": 0} for line in lines]
+
+
+@pytest.mark.systems
+def test_a_stopped_job_ends_with_the_weights_of_one_that_was_not(ranks, stopping, channels):
+    job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
+    whole = ranks.run(TRAIN_HYMENOPTERA, *job, *folders("whole"), count=4)
+    assert whole.codes == [0] * 4, whole.err
+    job += tuple(folders("other"))
+    step = random.randrange(1, 4)  # of the first epoch, which has three
+    stopped = ranks.run(stopping(TRAIN_HYMENOPTERA), *job, count=4, STOP_AT=str(step))
+    assert stopped.codes == [143] * 4, stopped.err
+    place = f"other/checkpoints/checkpoint-000000-{min(step * 16, 44):012}.pt"  # of 42, padded
+    assert f"stopped by SIGTERM; saved {place}" in stopped.out
+    last = ranks.run(TRAIN_HYMENOPTERA, *job, count=4)
+    assert last.codes == [0] * 4 and f"resuming from {place}" in last.out, last.err
+    assert same_model("whole", "other") and metrics("whole") == metrics("other")
+    assert len(os.listdir("other/checkpoints")) == 2
+
+
+def same_model(*names):
+    import torch
+
+    one, other = (torch.load(Path(name, "model", "model.pt"), weights_only=True) for name in names)
+    return all(torch.equal(one[name], other[name]) for name in other)
 
 
 # Each rank leaves a file with what its network computed in.

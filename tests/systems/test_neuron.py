@@ -28,6 +28,8 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 if child.returncode:
     sys.exit(1)
 print("compiles", flush=True)
+compiler = "import time; time.sleep({{}})".format(os.environ.get("COMPILES_FOR", "0"))
+subprocess.run([sys.executable, "-c", compiler])
 sys.exit(int(os.environ.get("NOT_COMPILED", "0")))
 """
 # Others that could stand there.
@@ -117,6 +119,16 @@ def test_a_host_fails_alone_whose_graphs_cannot_be_compiled(start_two, script, s
     assert first.failure is None
     assert second.failure.startswith("127.0.0.2: neuron_parallel_compile failed\nexit code 3,")
     assert first.leftovers() == second.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_stop_ends_the_compilation(start, script, stand_in):
+    stand_in()
+    host = start("--train-script", script("print('collected')"), COMPILES_FOR="1000")
+    host.wait_for("compiles")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.failure is None and host.leftovers() == []
 
 
 @pytest.mark.parametrize(
