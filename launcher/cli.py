@@ -76,7 +76,7 @@ def _requested_text(argv: Sequence[str]) -> str:
         from launcher.job.help import help_text  # a job does not need it
 
         return help_text()
-    return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
+    return f"sm-launch {__version__}" if argv == ["--version"] else ""
 
 
 def _run_tool(

@@ -134,7 +134,7 @@ def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(program, log
     assert (read_cluster(hidden).num_gpus, logged()) == (0, "")
     seen = read_cluster({**environ, "SM_NUM_GPUS": "8"})
     assert (seen.num_gpus, seen.mig) == (8, 0)
-    assert "nvidia-smi -L failed" in (said := logged()) and "no GPU is in MIG mode" in said
+    assert "nvidia-smi -L failed" in (said := logged()) and "would list nothing" in said
 
 
 def test_neuron_cores_are_counted_by_the_toolkit_or_here(program):
@@ -187,10 +187,13 @@ def test_instance_groups():
 @pytest.mark.parametrize(
     ("groups", "says"),
     [
-        ("x", "is 'x'; expected a JSON object of groups"),
+        ("x", "is 'x'; expected a JSON object of groups with hosts among algo-1, "),
         ("[]", "expected a JSON object"),
-        ('{"train": 1}', "the hosts of group"),
-        ('{"train": {"hosts": ["algo-9"]}}', "is 'algo-9'; expected one of SM_HOSTS: algo-1, "),
+        ('{"train": 1}', "expected a JSON object of groups"),
+        (
+            '{"train": {"hosts": ["algo-9"]}}',
+            "expected a JSON object of groups with hosts among algo-1, ",
+        ),
     ],
 )
 def test_unusable_instance_groups(groups, says):

@@ -219,7 +219,6 @@ def test_what_is_taken_and_said_in_the_log(cluster, argv, environ, remark):
 
 SEVERAL = "cluster of several hosts"
 STANDALONE = "each would train by itself"
-COMPILES = {"RUN_NEURON_PARALLEL_COMPILE": "1", "PATH": "/no/such"}
 REFUSED = [
     # torchrun's modes that would bypass the launcher, or make another job
     (TWO, "", {"PET_MODULE": "1"}, "PET_MODULE"),
@@ -257,7 +256,6 @@ REFUSED = [
         *(TWO, "--launcher-nproc-per-node 2 --launcher-log-ranks 0,2-4", {}),
         "log-ranks names rank 4; expected ranks from 0 to 3",
     ),
-    (TWO, "", COMPILES, "neuron_parallel_compile is not in PATH"),
 ]
 
 
@@ -266,7 +264,7 @@ def test_what_is_refused(cluster, argv, environ, says):
     with pytest.raises(LaunchError) as caught:
         plan(*shlex.split(argv), cluster=cluster, environ=environ)
     assert says in str(caught.value)
-    assert of_error(caught.value).exit_code == (127 if environ is COMPILES else 2)
+    assert of_error(caught.value).exit_code == 2
 
 
 def test_a_healthy_start_is_two_lines_of_a_host():
@@ -469,11 +467,6 @@ def test_a_summary_of_many_hosts_is_short():
         ("--standalone 3", "'3' is neither"),
         ("--role", "argument --role: expected one argument"),
         ("--lo x", "ambiguous option: --lo could match --log-dir, "),
-        (
-            "--monitor-interval soon",
-            "argument --monitor-interval/--monitor_interval: invalid float",
-        ),
-        ("--start-method x", "argument --start-method: invalid choice: 'x'"),
         # What the launcher sets itself.
         ("--no-python", "--no-python is the launcher's to set: use --train-module"),
         ("-mr3", "--module is the launcher's to set"),
@@ -548,9 +541,7 @@ def test_text_that_cannot_be_passed_to_a_process(text):
     assert plan("x" * ((1 << 17) - 1), "\udcff")
     with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(added={"SM_HP_X": text})
-    with pytest.raises(
-        LaunchError, match="'SM_HP_A=B' cannot be the name of an environment variable"
-    ):
+    with pytest.raises(LaunchError, match="'SM_HP_A=B' cannot be passed to a process"):
         plan(added={"SM_HP_A=B": "1"})
 
 

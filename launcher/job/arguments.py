@@ -21,11 +21,11 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     **{field: option.parse for field, option in OPTIONS.items()},
 }
 _FIELDS = {flag(field): field for field in OPTIONS}
-# torchrun's variables for options of ours, which win: the first that is set counts.
+# torchrun's variables for options of ours, which win: the last that is set counts.
 _OF_TORCHRUN = {
     "PET_MAX_RESTARTS": "max_restarts",
-    "PET_SHUTDOWN_TIMEOUT": "grace",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",
+    "PET_SHUTDOWN_TIMEOUT": "grace",
 }
 _TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
 
@@ -37,29 +37,23 @@ def wants_help(argv: Sequence[str]) -> bool:
     )
 
 
-def wants_version(argv: Sequence[str]) -> bool:
-    """Tell whether these arguments ask the launcher, not the script, for its version."""
-    return list(argv) == ["--version"]
-
-
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Return the options.
 
     Raises LaunchError for an unknown option, for a missing or invalid value, if neither a script
     nor a module is named, and if both are.
     """
-    twins = {field: name for name, field in _TWINS.items() if environ.get(name)}
-    given = {field: (name, environ[name]) for field, name in twins.items()}
+    sources = {
+        field: (variable, environ[variable])
+        for variable, field in {**_OF_TORCHRUN, **_TWINS}.items()
+        if environ.get(variable)
+    }
     script_args: list[str] = []
     for typed, field, text in _options_and_words(argv):
         if field:
-            given[field] = (typed[0].partition("=")[0], text)
+            sources[field] = (typed[0].partition("=")[0], text)
         else:
             script_args += typed
-    sources = dict(given)
-    for name, field in _OF_TORCHRUN.items():
-        if environ.get(name):
-            sources.setdefault(field, (name, environ[name]))
     values: dict[str, Any] = {
         field: checked(name, text, _PARSERS[field]) for field, (name, text) in sources.items()
     }
@@ -74,7 +68,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     return Options(
         **values,
         script_args=tuple(script_args),
-        given=frozenset(given),
+        given=frozenset(field for field in sources if sources[field][0] not in _OF_TORCHRUN),
         unknown_twins=tuple(unknown),
     )
 

@@ -74,10 +74,9 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     count, found = resources.count("SM_NUM_GPUS", environ), list[Gpu]()
     if count is None:
         found = resources.gpus(environ, signals)
-    elif resources.visible_gpus([Gpu("")] * count, environ):
-        otherwise = "assuming that no GPU is in MIG mode"
-        found = resources.gpus(environ, signals, otherwise=otherwise)
-    if count is not None:
+    else:
+        if resources.visible_gpus([Gpu("")] * count, environ):
+            found = resources.gpus(environ, signals)
         found = [*found, *[Gpu("")] * (count - len(found))][:count]
     visible = resources.visible_gpus(found, environ)
     models = tuple(dict.fromkeys(gpu.name for gpu in visible if gpu.name))
@@ -132,17 +131,16 @@ def _hosts_of_groups(
     if groups is None:  # SDK v3 makes SM_HOSTS, but not these
         files = toolkit.read_config(environ)
         groups = toolkit.instance_groups(files.resource_config) if files else {}
-    if not isinstance(groups, dict):
-        raise UnexpectedError(variable, groups, "a JSON object of groups")
-    if missing := [name for name in names if name not in groups]:
+    try:
+        members = {name: {*group["hosts"]} for name, group in groups.items()}
+        is_valid = {*hosts}.union(*members.values()) == {*hosts}
+    except (AttributeError, KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
+        expected = f"a JSON object of groups with hosts among {listed(hosts)}"
+        raise UnexpectedError(variable, groups, expected)
+    if missing := [name for name in names if name not in members]:
         expected = f"names of this cluster's instance groups: {', '.join(sorted(groups)) or 'none'}"
         raise UnexpectedError(flag("instance_groups"), missing[0], expected)
-    chosen: list[str] = []
-    for name in names:
-        members = groups[name].get("hosts") if isinstance(groups[name], dict) else None
-        chosen += _hosts(members, f"the hosts of group {name!r} in {variable}")
-    if unknown := sorted(set(chosen) - set(hosts)):
-        raise UnexpectedError(
-            f"a host in {variable}", unknown[0], f"one of SM_HOSTS: {listed(hosts)}"
-        )
+    chosen = {host for name in names for host in members[name]}
     return tuple(host for host in hosts if host in chosen)

@@ -38,23 +38,18 @@ EXIT_CODES = {
 _TEXT = """\
 usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]
                  [SCRIPT ARGUMENT ...]
-       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]
-       sm-launch doctor [--json] [JOB ARGUMENT ...]
-       sm-launch stacks
-       sm-launch timeline DIR [-o PAGE] [--text]
-       sm-launch init [COMMAND [ARGUMENT ...]]
+       sm-launch COMMAND ...
 
 Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.
 All arguments that are not listed here are passed to the script, unchanged and in order.
 
 Commands:
-  local     run the job on this machine as if on several hosts (sm-launch local --help)
-  doctor    check this host, and whether a job with these arguments would run
-  stacks    for each job running here, print the Python stacks of all ranks on all hosts
-  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files
-  init      run as the container's PID 1: start COMMAND (on SageMaker most often `train`) and
-            forward stop signals to the launcher that COMMAND runs; without COMMAND, run the
-            launcher directly
+  local [OPTION ...] -- SCRIPT [ARGUMENT ...]: run the job here as if on several hosts
+  doctor [--json] [JOB ARGUMENT ...]: check this host, and whether such a job would run
+  stacks: for each job running here, print the Python stacks of all ranks on all hosts
+  timeline DIR [-o PAGE] [--text]: show what each rank did, and when, from the hosts' events.jsonl
+  init [COMMAND [ARGUMENT ...]]: run as the container's PID 1 and forward stops to the launcher that
+      COMMAND (on SageMaker most often `train`) runs; without COMMAND, run the launcher directly
 
 What to run (exactly one of these):
   --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would

@@ -43,7 +43,8 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
 
 def _meant_for_the_launcher(options: Options) -> Iterator[str]:
     """Yield a line for each script argument with the name of an option of ours or of torchrun."""
-    ours = {flag(field).lstrip("-"): flag(field) for field in OPTIONS}
+    names = ["--train-script", "--train-module", *map(flag, OPTIONS)]
+    ours = {name.lstrip("-"): name for name in names}
     for word, following in zip(options.script_args, (*options.script_args[1:], "")):
         name, equals, text = word.partition("=")
         spelled = name.lstrip("-").lower().replace("_", "-")

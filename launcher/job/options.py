@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from launcher.errors import UnexpectedError
@@ -29,7 +28,7 @@ EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 # Also which of the descriptors 1 and 2 are terminals: `sm-launch local` shows bars there itself.
 BARS = "LAUNCHER_BARS"
 INTERNAL = (RUN_DIR, JOB_MARK, INIT, KEEP_EXIT_CODE, HOST_ADDRESSES, EVENTS_DIR, BARS)
-SWITCHES = {"true": True, "false": False}
+SWITCHES = ("true", "false")
 _T = TypeVar("_T")
 
 
@@ -64,18 +63,20 @@ _PORT, _SECONDS = whole(1, 65535), whole(0, _DAY)
 COUNTED = ("auto", "cpu", "gpu", "xpu")  # devices that torchrun counts for --nproc-per-node
 
 
-def _words(meanings: Mapping[str, _T]) -> Callable[[str], _T]:
+def _words(*words: str) -> Callable[[str], str]:
     """Return a parser of some words, in upper or lower case."""
 
-    def parse(text: str) -> _T:
-        if text.lower() not in meanings:
-            raise ValueError(" or ".join(meanings))
-        return meanings[text.lower()]
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(" or ".join(words))
+        return text.lower()
 
     return parse
 
 
-switch = _words(SWITCHES)
+def switch(text: str) -> bool:
+    """Parse a switch."""
+    return _words(*SWITCHES)(text) == SWITCHES[0]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -142,8 +143,7 @@ class Options(NamedTuple):
     start_timeout: int = _option(900, "SECONDS", whole(1, _DAY),
         "fail the job if not all hosts have joined after this many seconds")
     restart_timeout: int | None = _option(None, "SECONDS", whole(1, _DAY, "auto"),
-        "fail the job if hosts have not ended a failed attempt this many seconds after the "
-        "decision to restart; auto: same as --launcher-start-timeout")
+        "seconds for hosts to end a failed attempt before a restart; auto: as long as to join")
     host_timeout: int = _option(14, "SECONDS", whole(5, 3600),
         "how long a host may be unreachable over the network before it counts as lost")
 
@@ -155,19 +155,15 @@ class Options(NamedTuple):
     watch: int = _option(15, "SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")
     hang_notify: int = _option(60, "SECONDS", whole(1, _DAY),
-        "after this many seconds without progress, log which rank the others are waiting for, or "
-        "which rank's process is still running though its script has ended")
+        "after this many seconds without progress, log which rank others wait for, or cannot exit")
     hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "
         "attempt after this many seconds without progress (plus up to two intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never")
     notes: bool = _option(True, "true|false", switch,
-        "log that no rank exchanged anything with another, that a process group is not completed, "
-        "that a rank stands still before its first collective, or what a job leaves for SageMaker "
-        "to upload")
+        "log that ranks exchange nothing or form no group, or what is left for SageMaker to upload")
 
-    bools: str = _option("as-is", "as-is|flag", _words({"as-is": "as-is", "flag": "flag"}),
-        "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "
-        "flag: `--amp`, or nothing for false")
+    bools: str = _option("as-is", "as-is|flag", _words("as-is", "flag"),
+        "pass booleans, such as SageMaker's `--amp True`, as they are; flag: `--amp`, or nothing")
     torchrun_args: tuple[str, ...] = _option((), "ARGS", _shell_words,
         "additional torchrun arguments, as one shell-quoted string")
     script_dir: str = _option("", "DIR", str,
@@ -175,9 +171,8 @@ class Options(NamedTuple):
     smddp_compat: bool = _option(False, "true|false", switch,
         "provide an open-source smdistributed.dataparallel if AWS's is not installed")
 
-    start: str = _option("cold", "cold|warm", _words({"cold": "cold", "warm": "warm"}),
-        "cold: each rank imports torch; warm: ranks are forked from a process on their host that "
-        "has already imported it")
+    start: str = _option("cold", "cold|warm", _words("cold", "warm"),
+        "cold: each rank imports torch; warm: ranks are forked from a process that has imported it")
     preload: tuple[str, ...] = _option((), "A,B", _names,
         "with a warm start: modules to import before forking, besides torch")
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 
 from launcher import PACKAGE, __version__
-from launcher.errors import LaunchError, NotFoundError, UnexpectedError
+from launcher.errors import LaunchError, UnexpectedError
 from launcher.job.job import Cluster, LaunchPlan, endpoint_at
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
@@ -273,18 +273,10 @@ class _Planning:
     def runner(self) -> str:
         """Return the program that runs torchrun, "" if torchrun runs directly.
 
-        As in SageMaker's toolkit (torch_distributed.py), only the value 1 turns it on. Raises
-        LaunchError (exit code 127) if it is not installed.
+        As in SageMaker's toolkit (torch_distributed.py), only the value 1 turns it on.
         """
         if self.environ.get(_COMPILES) != "1":
             return ""
-        import shutil  # 2.4 ms, with what it imports
-
-        if shutil.which(COMPILE, path=self.environ.get("PATH")) is None:
-            raise NotFoundError(
-                f"{_COMPILES} is 1, but {COMPILE} is not in PATH; install torch-neuronx, which "
-                f"provides it, or unset {_COMPILES}."
-            )
         self.remarks.append(
             f"{COMPILE} runs torchrun: the job compiles its graphs and does not train."
         )
@@ -334,19 +326,15 @@ class _Planning:
 
 def _check_text(plan: LaunchPlan) -> None:
     """Refuse text that execve cannot pass on; only hyperparameters.json can hold any."""
-    for text in (*map("=".join, plan.environment.items()), *plan.argv):
+    invalid = [name for name in plan.environment if "=" in name]
+    for text in (*invalid, *map("=".join, plan.environment.items()), *plan.argv):
         try:
             data = os.fsencode(text)
         except UnicodeEncodeError:  # a lone surrogate; or text that this locale lacks
             data = b"\0"
-        if b"\0" in data or len(data) >= LONGEST:
+        if text in invalid or b"\0" in data or len(data) >= LONGEST:
             raise LaunchError(
                 f"{short(text)} cannot be passed to a process; expected less than {LONGEST >> 10} "
-                f"KiB that {sys.getfilesystemencoding()} can encode, without NUL characters."
-            )
-    for name in plan.environment:
-        if "=" in name:
-            raise LaunchError(
-                f"{name!r} cannot be the name of an environment variable; "
-                "rename the hyperparameter."
+                f"KiB that {sys.getfilesystemencoding()} can encode, without NUL characters, or = "
+                "in a hyperparameter's name."
             )

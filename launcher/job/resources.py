@@ -30,7 +30,6 @@ _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 _TORCHRUN = os.path.join("distributed", "run.py")
 _DEVICE = re.compile(r"^ *(GPU|MIG) (?:\d+: )?(.*?) *(?:\(UUID: ([^)\s]+)\))?$", re.MULTILINE)
-_NONE = "assuming that this host has no such devices"
 
 
 class Resources(NamedTuple):
@@ -128,19 +127,13 @@ class Gpu(NamedTuple):
         return self.slices or (self.uuid,)
 
 
-def gpus(
-    environ: Mapping[str, str],
-    signals: Signals | None = None,
-    *,
-    otherwise: str = _NONE,
-) -> list[Gpu]:
+def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[Gpu]:
     """Return the GPUs that `nvidia-smi -L` lists, as the toolkit counts them.
 
     A driver may block for ever; a stop among the signals ends the wait, and then there are none.
-    `otherwise` is logged if a driver fails.
     """
     found: list[Gpu] = []
-    for kind, name, uuid in _DEVICE.findall(_ask("nvidia-smi", "-L", environ, signals, otherwise)):
+    for kind, name, uuid in _DEVICE.findall(_ask("nvidia-smi", "-L", environ, signals)):
         if kind == "GPU":
             found.append(Gpu(uuid, name=name))
         elif found:  # a slice, below its GPU
@@ -189,7 +182,7 @@ def count_neuron_cores(
         return cores
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
-    answer = _ask("neuron-ls", "-j", environ, signals, _NONE)
+    answer = _ask("neuron-ls", "-j", environ, signals)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
     except (ValueError, TypeError, AttributeError):
@@ -197,13 +190,7 @@ def count_neuron_cores(
         return 0
 
 
-def _ask(
-    command: str,
-    option: str,
-    environ: Mapping[str, str],
-    signals: Signals | None,
-    otherwise: str,
-) -> str:
+def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals | None) -> str:
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
@@ -215,7 +202,7 @@ def _ask(
         return ""
     if answer.problem:
         # Tell users who pay for a GPU that they train on a CPU.
-        log(f"{command} {option} failed ({answer.problem}); {otherwise}.")
+        log(f"{command} {option} failed ({answer.problem}); assuming that it would list nothing.")
         return ""
     return answer.out
 

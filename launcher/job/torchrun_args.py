@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -29,7 +28,6 @@ _SET_BY_LAUNCHER = {
     "shutdown_timeout": flag("grace"),
     "nnodes": f"{flag('instance_groups')} for fewer hosts than all",
 }
-_TYPES = {"int": int, "float": float}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,15 +63,8 @@ def parser_of(source: str) -> _Parser:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             names = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
             if names and names[0].startswith("-"):
-                parser.add_argument(*names, **_form({k.arg: k.value for k in node.keywords}))
+                # torchrun's own action for switches; it checks values itself.
+                is_switch = any(getattr(k.value, "id", "") == "check_env" for k in node.keywords)
+                switch: Any = {"action": "store_const", "const": "1"}
+                parser.add_argument(*names, **(switch if is_switch else {}))
     return parser
-
-
-def _form(keywords: Mapping[str | None, ast.expr]) -> dict[str, Any]:
-    """Return how an option is read, from the keywords of its add_argument."""
-    if getattr(keywords.get("action"), "id", "") == "check_env":  # torchrun's own, for switches
-        return {"action": "store_const", "const": "1"}
-    form: dict[str, Any] = {"type": _TYPES.get(getattr(keywords.get("type"), "id", ""), str)}
-    with contextlib.suppress(ValueError, KeyError):  # some choices are computed
-        form["choices"] = ast.literal_eval(keywords["choices"])
-    return form
