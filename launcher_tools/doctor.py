@@ -24,7 +24,7 @@ from launcher_tools.doctor_checks import CHECKS, OK, PROBLEM, WARNING, at_once
 
 # Stands for the script if none is named: one of Python's own modules. It is never started.
 _ANY = ("--train-module", "site")
-_NOTHING = Cluster((), "", "", 0, 0, "")  # no known hosts
+_UNKNOWN = Job(Cluster((), "", "", 0, 0, ""), Options())  # no known hosts
 # For all checks together.
 SECONDS = 70
 HELP = """\
@@ -75,8 +75,8 @@ def _report(
 ) -> tuple[Job, list[ReportLine]]:
     """Return the job and all findings, in the report's order; fewer after a stop."""
     job, has_script = planned(argv, environ, signals)
-    if job is None:
-        return Job(_NOTHING, Options()), [ReportLine("job", OK, line) for line in logged]
+    if job is _UNKNOWN:
+        return job, [ReportLine("job", OK, line) for line in logged]
     asked = {name: lambda c=check: [*c(job, environ)] for name, check in CHECKS.items()}
     found = at_once(asked, SECONDS, signals)
     report = [ReportLine(name, *finding) for name in CHECKS for finding in found.get(name, [_LATE])]
@@ -85,22 +85,22 @@ def _report(
 
 def planned(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> tuple[Job | None, bool]:
+) -> tuple[Job, bool]:
     """Return the planned job, and whether a script or module is named.
 
-    None: this host takes no part in it. Nothing is created: it is a dry run.
+    _UNKNOWN: this host takes no part in it. Nothing is created: it is a dry run.
     """
     environ, has_script = {**environ, "LAUNCHER_DRY_RUN": "true"}, True
     try:
         try:
-            job = prepare(argv, environ, signals)
+            job = prepare(argv, environ, signals) or _UNKNOWN
         except NothingToRunError:
             has_script = False
             # Ignore hyperparameters: they belong to another job.
-            job = prepare([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals)
+            job = prepare([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals) or _UNKNOWN
     except LaunchError as error:
-        return Job(_NOTHING, Options(), error=error), has_script
-    if job and job.error and not isinstance(job.error, LaunchError):
+        job = _UNKNOWN._replace(error=error)
+    if job.error and not isinstance(job.error, LaunchError):
         raise job.error  # a bug of the launcher
     return job, has_script
 
@@ -138,11 +138,11 @@ def _verdict(job: Job, report: Sequence[ReportLine]) -> str:
     wrong = len(_problems(report))
     warnings = sum(line.level == WARNING for line in report)
     more = f"; {plural(warnings, 'warning')}" if warnings else ""
-    where = f" on {job.cluster.current_host}" if job.cluster.nnodes > 1 else ""
+    where = f" on {job.current_host}" if job.cluster.nnodes > 1 else ""
     if wrong:
         return f"A job would fail{where}: {plural(wrong, 'problem')}{more}."
-    if job.cluster is _NOTHING:
-        return f"This host would not run any part of the job{more}."
+    if job is _UNKNOWN:
+        return "This host would not run any part of the job."
     return f"A job would run{where}{more}."
 
 

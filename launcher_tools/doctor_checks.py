@@ -1,8 +1,7 @@
 """The checks of `sm-launch doctor`: each function checks one property of this host.
 
 It gets the planned job (with an `error` if it would not start) and the environment, and
-yields its findings. It may hang: doctor.py does not wait for ever. `root` is a prefix of /proc,
-/sys and /dev, for tests.
+yields its findings. It may hang: doctor.py does not wait for ever.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Callable, TypeVar
 
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
-from launcher.host.child import Answer, ask
+from launcher.host.child import ask
 from launcher.host.network import listen_on_all, look_up
 from launcher.host.processes import stat
 from launcher.host.signals import Signals
@@ -35,6 +34,7 @@ from launcher.result.failure import output_dir
 from launcher.text.words import flag, is_loopback, listed, other_port, plural, shortened
 
 _T = TypeVar("_T")
+_ROOT = ""  # of /proc, /sys and /dev; tests have another
 # Each is a level, what was seen, and what to do, if anything.
 Findings = Iterator[tuple[str, ...]]
 # How bad a finding is; only the last one changes the exit code.
@@ -131,21 +131,21 @@ def names(job: Job, environ: Mapping[str, str]) -> Findings:
         yield OK, f"all resolve: {listed(shown)}"
 
 
-def interface(job: Job, environ: Mapping[str, str], have: Sequence[str] | None = None) -> Findings:
-    """Check whether the interface that the user names exists, with a single host, too."""
-    have = sorted(resources.network_interfaces()) if have is None else have
-    shown = listed(have) or "none"
-    users = {name: environ[name] for name in _INTERFACES if environ.get(name)}
-    for variable, value in users.items():
-        if not have or _fits(variable, value, have):
+def interface(job: Job, environ: Mapping[str, str]) -> Findings:
+    """Check whether the interface that the user names exists, with a single host, too.
+
+    Which is used otherwise is among the settings.
+    """
+    have = sorted(resources.network_interfaces())
+    for variable in _INTERFACES:
+        value = environ.get(variable, "")
+        if value and (not have or _fits(variable, value, have)):
             yield OK, f"{variable}={value}, as you set it"
-            continue
-        needed = "NCCL_" if job.cluster.num_gpus else "GLOO_"  # the job may not use the other
-        level = PROBLEM if variable.startswith(needed) else WARNING
-        to_do = f"unset {variable} and let the launcher choose, or name an interface that exists"
-        yield level, f"{variable}={value}, but this host has {shown}", to_do
-    if not users and job.cluster.nnodes > 1:
-        yield OK, f"you set none; this host has {shown}"
+        elif value:
+            needed = "NCCL_" if job.cluster.num_gpus else "GLOO_"  # the job may not use the other
+            level = PROBLEM if variable.startswith(needed) else WARNING
+            to_do = f"unset {variable} and let the launcher choose, or name one that exists"
+            yield level, f"{variable}={value}, but this host has {listed(have)}", to_do
 
 
 def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
@@ -191,14 +191,14 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
             yield found
 
 
-def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
+def efa(job: Job, environ: Mapping[str, str]) -> Findings:
     """Check whether there is an EFA device, and what it lacks."""
-    if not resources.has_efa(f"{root}/sys/class/infiniband"):
+    if not resources.has_efa(f"{_ROOT}/sys/class/infiniband"):
         if job.cluster.nnodes > 1:
             yield OK, "this host has no EFA device"
         return
     searched = [glob.escape(path) for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
-    searched += [root + path for path in _PLUGINS]
+    searched += [_ROOT + path for path in _PLUGINS]
     plugins = [path for folder in searched for path in glob.glob(f"{folder}/libnccl-net*.so*")]
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if job.cluster.num_gpus and not plugins:
@@ -217,18 +217,20 @@ def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
 # Devices and torch
 
 
-def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
-    """Report the ranks' devices, and whether there are more ranks than devices."""
-    cluster, cores = job.cluster, resources.usable_cores()
+def devices(job: Job, environ: Mapping[str, str]) -> Findings:
+    """Check whether there are enough devices for the ranks, and a GPU that nobody lists."""
+    cluster, ranks = job.cluster, _ranks(job)
     most, units = cluster.num_gpus or cluster.num_neurons, cluster.devices
+    if not cluster.hosts:  # the mistake was found before anybody counted devices
+        return
+    if not most and "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu():
+        seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
+        yield PROBLEM, seen, "replace this host, or its driver"
+        return
     if not most:
-        if "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu(root):
-            seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
-            yield PROBLEM, seen, "replace this host, or its driver"
-            return
-        most, units = cores, f"no GPU; {plural(cores, 'core')}"
-    yield OK, units
-    if (ranks := _ranks(job)) > most:
+        most = resources.usable_cores()
+        units = f"no GPU; {plural(most, 'core')}"
+    if ranks > most:
         to_do = f"use {flag('nproc_per_node')} {most}, or a larger instance"
         yield WARNING, f"{ranks} ranks would share {units}", to_do
 
@@ -239,18 +241,18 @@ def _ranks(job: Job) -> int:
     return int(count) if count.isdecimal() else job.cluster.num_gpus or 1
 
 
-def _has_gpu(root: str) -> bool:
+def _has_gpu() -> bool:
     """Tell whether the kernel knows an NVIDIA GPU, by a device file or on the bus."""
-    vendors = glob.glob(f"{root}/sys/bus/pci/devices/*/vendor")
-    return bool(glob.glob(f"{root}/dev/nvidia[0-9]*")) or any(
+    vendors = glob.glob(f"{_ROOT}/sys/bus/pci/devices/*/vendor")
+    return bool(glob.glob(f"{_ROOT}/dev/nvidia[0-9]*")) or any(
         read_text(path).strip() == "0x10de" for path in vendors
     )
 
 
-def torch(job: Job, environ: Mapping[str, str], answer: Answer | None = None) -> Findings:
+def torch(job: Job, environ: Mapping[str, str]) -> Findings:
     """Report doctor_probe.py's findings, its lines of JSON, however it ended."""
     command = (sys.executable, _PROBE, str(job.cluster.num_gpus))
-    answer = answer or ask(command, environ, TORCH_SECONDS)
+    answer = ask(command, environ, TORCH_SECONDS)
     for line in answer.out.splitlines():
         with contextlib.suppress(ValueError, TypeError):
             level, seen, *to_do = json.loads(line)
@@ -270,25 +272,26 @@ def torch(job: Job, environ: Mapping[str, str], answer: Answer | None = None) ->
 def disk(job: Job, environ: Mapping[str, str]) -> Findings:
     """Report each unusable folder; the usable ones of one disk share a line."""
     fine: dict[str, list[str]] = {}
-    workers = f"{_FEWER_WORKERS}, or torch.multiprocessing.set_sharing_strategy('file_system')"
     for path, use in _folders(environ, job.options.log_dir):
-        where, is_shm = f"{path} ({use})", path == _SHM
+        where, little = f"{path} ({use})", _LITTLE_DISK
+        to_do = "raise volume_size of the estimator, or remove files"
+        if path == _SHM:
+            workers = "torch.multiprocessing.set_sharing_strategy('file_system')"
+            to_do = _restart(environ, "--shm-size=2g", f"{_FEWER_WORKERS}, or {workers}")
+            little = _LITTLE_SHM
         try:
             size = os.statvfs(path)
             if not os.access(path, os.W_OK | os.X_OK) or not os.path.isdir(path):
                 raise PermissionError(errno.EACCES, "this user cannot make a file there")
         except OSError as error:
             must_be = use in (flag("log_dir"), "TMPDIR")
-            to_do = "create it, make it writable for this user, or name another folder"
-            yield PROBLEM if must_be else WARNING, f"{where}: {error.strerror}", to_do
+            usable = "create it, make it writable for this user, or name another folder"
+            yield PROBLEM if must_be else WARNING, f"{where}: {error.strerror}", usable
             continue
         free, total = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
-        to_do = "raise volume_size of the estimator, or remove files"
-        if is_shm:
-            to_do = _restart(environ, "--shm-size=2g", workers)
         if size.f_files and not size.f_favail:
             yield WARNING, f"{where}: no files left", to_do
-        elif free < (_LITTLE_SHM if is_shm else _LITTLE_DISK):
+        elif free < little:
             yield WARNING, f"{where}: {_size(free)} of {_size(total)} left", to_do
         else:
             fine.setdefault(_size(free), []).append(where)
@@ -319,7 +322,7 @@ def _folders(environ: Mapping[str, str], log_dir: str) -> Iterator[tuple[str, st
     yield _SHM, _SHM_USE
 
 
-def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
+def limits(job: Job, environ: Mapping[str, str]) -> Findings:
     """Check the limits on open files, and on processes and threads.
 
     The launcher itself raises the soft limit of files. The number of data loader workers is a
@@ -332,7 +335,7 @@ def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Findings:
         yield WARNING, seen, _restart(environ, f"--ulimit nofile={needs}", _FEWER_WORKERS)
     else:
         yield OK, seen
-    limited = [f"{folder}/pids" for folder in cgroups.folders("pids", root)]
+    limited = [f"{folder}/pids" for folder in cgroups.folders("pids", _ROOT)]
     pairs = [(read_text(f"{pids}.max"), read_text(f"{pids}.current")) for pids in limited]
     left = [int(most) - int(now) for most, now in pairs if most.strip().isdecimal() and now]
     if not left:
@@ -359,19 +362,14 @@ def _is_less(limit: int, needed: int) -> bool:
 # PID 1
 
 
-def stop(
-    job: Job, environ: Mapping[str, str], root: str = "", above: Mapping[int, str] | None = None
-) -> Findings:
-    """Check whether a stop, SIGTERM to PID 1, would reach the ranks of a job started here.
-
-    `above` has the command lines of this process and those above it, by their pids, upwards.
-    """
-    above = _above() if above is None else above
-    first = above.get(1) or _command(1, root)  # docker exec: PID 1 is not above this process
+def stop(job: Job, environ: Mapping[str, str]) -> Findings:
+    """Check whether a stop, SIGTERM to PID 1, would reach the ranks of a job started here."""
+    above = _above()
+    first = above.get(1) or _command(1)  # docker exec: PID 1 is not above this process
     program = first.partition(" ")[0].rpartition("/")[2]
     shown = f"PID 1 is `{shortened(first, 80)}`"
     init = environ.get(INIT, "").partition(":")[0]
-    has_init = f"@{init}\n" in read_text(f"{root}/proc/net/unix")
+    has_init = f"@{init}\n" in read_text(f"{_ROOT}/proc/net/unix")
     if any(re.match(f"{_LAUNCHER}local\\b", command) for command in above.values()):
         yield OK, "`sm-launch local` forwards stops"
     elif [*above] == [1] or re.match(_LAUNCHER, first) or has_init:
@@ -387,6 +385,7 @@ def stop(
 
 
 def _above() -> dict[int, str]:
+    """Return the command lines of this process and those above it, by their pids, upwards."""
     found, pid = {}, os.getpid()
     while pid and (fields := stat(pid)):  # this user may not see all
         found[pid] = _command(pid)
@@ -394,10 +393,9 @@ def _above() -> dict[int, str]:
     return found
 
 
-def _command(pid: int, root: str = "") -> str:
-    return read_text(f"{root}/proc/{pid}/cmdline").replace("\0", " ").strip()
+def _command(pid: int) -> str:
+    return read_text(f"{_ROOT}/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
-# In the report's order.
-_CHECKS = (names, interface, ports, efa, devices, torch, disk, limits, stop)
-CHECKS: dict[str, Callable[..., Findings]] = {check.__name__: check for check in _CHECKS}
+_CHECKS = (names, interface, ports, efa, devices, torch, disk, limits, stop)  # the report's order
+CHECKS = {check.__name__: check for check in _CHECKS}

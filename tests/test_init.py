@@ -385,7 +385,7 @@ def test_a_stop_leaves_no_failure_file_of_the_toolkits(
     assert (failure.read_text() if failure.exists() else None) == left
 
 
-def test_garbage_on_its_socket_changes_nothing(init):
+def test_garbage_on_its_socket_changes_nothing(init, monkeypatch):
     host = init("echo $LAUNCHER_INIT; while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
     name = poll(lambda: host.out.strip())
     with contextlib.ExitStack() as strangers:
@@ -396,7 +396,8 @@ def test_garbage_on_its_socket_changes_nothing(init):
                 if word:
                     stranger.send(word)
         above = {9: "sm-launch doctor", 1: "sh"}
-        ((level, _),) = doctor_checks.stop(None, {"LAUNCHER_INIT": name}, above=above)
+        monkeypatch.setattr(doctor_checks, "_above", lambda: above)
+        ((level, _),) = doctor_checks.stop(None, {"LAUNCHER_INIT": name})
         assert level == "ok"  # doctor sees that it runs
         open("go-on", "w").close()
         assert host.wait() == 1, host.log()  # while they are still connected
