@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -317,6 +318,22 @@ WHAT = "terminate called after throwing an instance of 'c10::Error'\n  what():  
 )  # fmt: skip
 def test_why_a_rank_was_aborted(text, words):
     assert clues.last_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-signal.SIGABRT, '"loss": 1, ' * 6000),
+        (-signal.SIGABRT, "a:1: " * 13_000),
+        (1, "1" * 65536),
+    ],
+    ids=["fields", "numbered lines", "digits"],
+)
+def test_a_long_line_keeps_no_keeper_busy(code, text):
+    """All that is kept of a script's output may be a single line."""
+    program = f"import sys, clues; clues.of_process({code}, sys.stdin.read())"
+    folder = os.path.dirname(clues.__file__)
+    subprocess.run([sys.executable, "-c", program], input=text.encode(), cwd=folder, timeout=60)
 
 
 CLICK = "Usage: a.py [OPTIONS]\nTry 'a.py --help' for help.\n\nError: Invalid value: 'x' is"

@@ -31,7 +31,7 @@ _KINDS = {
     r"|/dev/shm/nccl|signal: Bus error|\bSIGBUS\b",
     "space": r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
     r"|(?:disk|device) is full|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed"
-    r"|iostream error|\d+ requested and \d+ written|[Nn]ot enough (?:free |disk )+space",
+    r"|iostream error|\b\d{1,19} requested and \d+ written|[Nn]ot enough (?:free |disk )+space",
     "files": r"Too many open files(?! in system)|\breceived 0 items of ancdata",
     # EAGAIN, in the words of Python, C++ and OpenBLAS; then ENOMEM, also that of shared memory.
     "processes": r"can't start new thread|Resource temporarily unavailable|pthread_create",
@@ -66,11 +66,13 @@ _ABORTS = re.compile(
     r"(?:\s*what\(\):\s*(?P<what>.*))?"
     # Not faulthandler's own line for any abort().
     r"|^(?P<python>Fatal Python error: (?!Aborted$|Segmentation fault$|Bus error$).+)"
-    r"|^(?:.*: )?(?P<other>terminate called without an active exception"
+    # A program may put names before it. Bounded: one line may be as long as all of the output that
+    # is kept.
+    r"|(?:^|(?<=: ))(?P<other>terminate called without an active exception"
     r"|(?:malloc|free|realloc|calloc|munmap_chunk|malloc_consolidate|malloc_printerr)\(\): [a-z].+"
     r"|double free or corruption.*|corrupted (?:size vs\. prev_size|double-linked list).*"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: .*"
-    r"|[^\n]+:\d+: .+: Assertion .+ failed\.)$",
+    r"|[^\n:]+:\d+: .{1,500}: Assertion .{1,500} failed\.)$",
     re.MULTILINE,
 )
 _FATAL = "Fatal Python error: "  # faulthandler's
@@ -88,7 +90,7 @@ _SHM = "/dev/shm"
 _LITTLE = 1 << 30  # bytes: so little may fill up and be free again within a moment
 # Volumes whose server may not answer.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "9p", "autofs", "afs", "beegfs")
-_LONGEST_PATH, _LONGEST_LINE = 1024, 300
+_LONGEST_PATH, _LONGEST_LINE = 1024, 1000
 
 
 def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     said = [*filter(None, map(_of_command, errors))]
     text = "\n".join([text, *said])
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}
-    notes = [f'the command\'s last line: "{line[:_LONGEST_LINE]}"' for line in said]
+    notes = [f'the command\'s last line: "{line[:300]}"' for line in said]
     try:
         notes += _of_volumes(kinds, text, errors)
         if kinds & {"processes", "allocation"}:
@@ -153,7 +155,7 @@ def last_words(text: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of output that is not blank, as a terminal shows it; "" if none.
+    """Return the last line of output that is not blank, as a terminal shows it, in part; or "".
 
     Among the last few, one that says that it is an error. A stack of faulthandler's says less than
     what it wrote before: `Timeout (0:10:00)!`.
@@ -161,7 +163,7 @@ def last_line(text: str) -> str:
     lines = [line.rstrip().rpartition("\r")[2].strip() for line in text.split("\n")]
     lines = [line for line in lines if line and not _STACK_LINE.match(line)]
     lines = lines[: -_LAST_LINES - 1 : -1]
-    return next(filter(_ERROR_LINE.match, lines), lines[0] if lines else "")
+    return next(filter(_ERROR_LINE.match, lines), lines[0] if lines else "")[:_LONGEST_LINE]
 
 
 def _of_volumes(kinds: set[str], text: str, errors: Sequence[BaseException]) -> list[str]:
