@@ -678,6 +678,16 @@ def test_an_exception_that_a_stalled_rank_handles_is_its_note():
         assert report(watch, 61).ranks[0].note == expected
 
 
+def test_an_out_of_memory_kill_on_its_host_is_a_stalled_ranks_note():
+    """A Pool whose worker was killed waits for ever, and says nothing."""
+    for handles, expected in (("", "algo-1: out of memory"), ("rank 0 is handling x", None)):
+        watch, oom = watching(7), "algo-1: out of memory"
+        fields = {"unchanged": 40, "handles": handles, "groups": []}
+        watch.replied(7, {**watch.poll(60), **fields}, 60)
+        (found,) = watch.reports({}, lambda pid: "S", 61, oom)
+        assert found.ranks[0].note == (expected or handles)
+
+
 def entry(number, **how):
     """Return an entry of torch's flight recorder, as of torch 2.13."""
     about = {"collective_seq_id": number, "op_id": number, "pg_id": 0, "is_p2p": False}

@@ -227,11 +227,13 @@ class Watch:
         ranks: Mapping[int, int | None],
         state_of: Callable[[int], str],
         now: float,
+        oom: str = "",
     ) -> list[NoProgressReport]:
         """Return the report after a poll, if it is new or was requested.
 
         `ranks` are the pids of those that have started, with their exit codes, if they have ended;
-        state_of(pid) is a letter as in proc(5).
+        state_of(pid) is a letter as in proc(5); `oom` is an out-of-memory kill on this host: of a
+        rank's child perhaps, for which it waits.
         """
         if now < self._replies_until and (self._missing() or not self._wanted):
             return []
@@ -241,7 +243,7 @@ class Watch:
         for pid, rank in self._ranks.items():
             known = rank.at(now, self._every, ranks.get(pid), state_of(pid))
             if known and (wanted or known.unchanged >= self._reported_from):
-                found[pid] = known
+                found[pid] = known._replace(note=known.note or oom)
         running = [pid for pid, code in ranks.items() if code is None]
         idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
         report = NoProgressReport(
