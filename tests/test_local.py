@@ -361,7 +361,7 @@ def test_help():
         assert f"  {word}" in done.stdout
     assert done.stderr == ""
     done = subprocess.run([*LAUNCHER, "--help"], capture_output=True, text=True, timeout=60)
-    assert "sm-launch local [OPTION ...] -- SCRIPT" in done.stdout
+    assert "  local [OPTION ...] -- SCRIPT" in done.stdout
 
 
 # What each host gets
