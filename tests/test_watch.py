@@ -950,8 +950,8 @@ def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come():
     assert asked == (CollectStacks(1, False),)
     ranks = (rank(0, group(61, 61, ranks="0,1"), unchanged=0), rank(1, group(60, ranks="0,1")))
     report = NoProgressReport(1, ranks, number=1)
-    state, shown = judge.reported(state, "algo-1", report, {"algo-1"}, 11, is_running=False)
-    assert shown == ()
+    state, shown = judge.reported(state, "algo-1", report, {"algo-1"}, 11)
+    assert shown == (AllStacks(("no rank is running.",)),)  # which nobody has requested
     why = judge.reason_of_wait(state, 0, "Timed out waiting", 13)
     assert why == (
         "algo-1, rank 1 (local rank 1) is absent from all_reduce #61 of the default group, where "
@@ -969,7 +969,7 @@ def test_a_timeout_of_ranks_that_call_different_collectives_says_so():
         )
         report = NoProgressReport(1, ranks, number=1)
         state = judge.failed(begun(), "Timed out waiting", 10)[0]
-        state = judge.reported(state, "algo-1", report, {"algo-1"}, 11, is_running=False)[0]
+        state = judge.reported(state, "algo-1", report, {"algo-1"}, 11)[0]
         return judge.reason_of_wait(state, 0, text, 13)
 
     assert reason("broadcast", "1 Float") == (

@@ -326,12 +326,14 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
 
 
 def progress_reported(state: JobState, host: str, message: NoProgressReport, now: float) -> JobStep:
-    """Note which ranks of a host make no progress, or where all of its ranks are."""
-    if message.attempt != state.attempt:
+    """Note which ranks of a host make no progress, or where all of its ranks are.
+
+    After a rank's failure only requested reports count.
+    """
+    is_late = not (isinstance(state.phase, Running) or message.number)
+    if is_late or message.attempt != state.attempt:
         return state, ()
-    is_running, hosts = isinstance(state.phase, Running), set(state.members)
-    seen = judge.reported(state.watch, host, message, hosts, now, is_running=is_running)
-    return _watched(state, seen, now)
+    return _watched(state, judge.reported(state.watch, host, message, set(state.members), now), now)
 
 
 def stacks_requested(state: JobState, host: str, message: StacksRequest, now: float) -> JobStep:

@@ -93,7 +93,6 @@ class Replier:
         self._has_exchanged = self._has_forked = False
         self._numbers: Any = None  # of all collectives, at the last poll
         self._since = 0.0  # when they changed
-        self._signal = 0
         self._busy = allocate_lock()
         self._given = {name: os.environ.get(name, "") for name in _GIVEN}
         self._has_others = self._given["WORLD_SIZE"] not in ("", "1")  # ranks
@@ -178,8 +177,7 @@ class Replier:
         # An exception: the keeper is gone, or Python is.
         with contextlib.suppress(Exception):
             sleep(after)
-            self._signal = _write_at_signal(self._keeper)
-            self._keeper.send({"watch": self._signal})
+            self._keeper.send({"watch": _write_at_signal(self._keeper)})
             for request in self._keeper.requests():
                 self._keeper.send({**request, **self._reply(wants_all="stacks" in request)})
 
@@ -194,9 +192,6 @@ class Replier:
                     self._busy.release()
             if found:
                 found["unchanged"] = monotonic() - self._since
-            # A handler of the script may have replaced faulthandler's.
-            if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
-                found["signal"] = 0
         except Exception:  # an unknown version of torch
             found = {}
         if wants_all or "unchanged" in found:
@@ -447,15 +442,10 @@ def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> lis
         return [last, 0]
     first = min(begun, key=lambda one: int(one["collective_seq_id"]))
     op = str(first["profiling_name"]).partition(":")[2]
-    size = input_size(first.get("input_sizes") or [], first.get("input_dtypes") or [])
+    size = ""  # of its first input: `1024x2 Float`
+    for shape, kind in zip(first.get("input_sizes", ())[:1], first.get("input_dtypes", ())):
+        size = f"{'x'.join(map(str, shape)) or 'one'} {kind}"
     return [last, first["collective_seq_id"], op, size]
-
-
-def input_size(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> str:
-    """Return the shape and type of a collective's first input, as in `1024x2 Float`."""
-    if not sizes:
-        return ""
-    return f"{'x'.join(map(str, sizes[0])) or 'one'} {types[0] if types else ''}".strip()
 
 
 def ranges(ranks: Sequence[int]) -> str:

@@ -35,12 +35,11 @@ _TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
 
 
 class Gathering(NamedTuple):
-    """The current request for stacks, if any: by the log, by users, or by a rank's failure."""
+    """The current request for stacks, if any: for the log, for users, or after a rank's failure."""
 
     number: int = 0
     deadline: float = math.inf
     is_for_log: bool = False
-    is_for_users: bool = False
     may_signal: bool = False  # ranks that do not reply
     received: Mapping[str, tuple[tuple[int, str], ...]] = {}  # by host: ranks, and their stacks
 
@@ -68,28 +67,17 @@ Step = tuple[Stalls, tuple[Union[Log, Note, Command], ...]]
 
 
 def reported(
-    state: Stalls,
-    host: str,
-    report: NoProgressReport,
-    hosts: Collection[str],
-    now: float,
-    *,
-    is_running: bool = True,
+    state: Stalls, host: str, report: NoProgressReport, hosts: Collection[str], now: float
 ) -> Step:
-    """Receive a host's report; show the stacks when those of all hosts have arrived.
-
-    After a rank's failure, reports change nothing, unless they were requested after it.
-    """
+    """Receive a host's report; show the stacks when those of all hosts have arrived."""
     gathering = state.gathering
-    is_reply = bool(report.number) and report.number == gathering.number
-    if is_running or is_reply:
-        ranks = [rank._replace(host=host, since=now - rank.unchanged) for rank in report.ranks]
-        state = state._replace(
-            reports={**state.reports, host: tuple(ranks)},
-            analyse_at=min(state.analyse_at, now + _SETTLE_SECONDS),
-            busy=state.busy | {host} if report.others else state.busy - {host},
-        )
-    if not is_reply or gathering.deadline == math.inf:
+    ranks = [rank._replace(host=host, since=now - rank.unchanged) for rank in report.ranks]
+    state = state._replace(
+        reports={**state.reports, host: tuple(ranks)},
+        analyse_at=min(state.analyse_at, now + _SETTLE_SECONDS),
+        busy=state.busy | {host} if report.others else state.busy - {host},
+    )
+    if report.number != gathering.number or gathering.deadline == math.inf:
         return state, ()
     received = {**gathering.received, host: report.stacks}
     state = state._replace(gathering=gathering._replace(received=received))
@@ -98,7 +86,7 @@ def reported(
 
 def stacks_requested(state: Stalls, now: float) -> Step:
     """Collect stacks for a user."""
-    return _collect(state, now, may_signal=True, is_for_users=True)
+    return _collect(state, now, may_signal=True)
 
 
 def failed(state: Stalls, text: str, now: float) -> Step:
@@ -108,9 +96,10 @@ def failed(state: Stalls, text: str, now: float) -> Step:
     return _collect(state, now, may_signal=False)
 
 
-def _collect(state: Stalls, now: float, *, may_signal: bool, **reader: Any) -> Step:
-    """Have all hosts collect stacks, unless they already do; note for whom."""
-    gathering = state.gathering._replace(**reader)
+def _collect(state: Stalls, now: float, *, may_signal: bool, is_for_log: bool = False) -> Step:
+    """Have all hosts collect stacks, unless they already do."""
+    gathering = state.gathering
+    gathering = gathering._replace(is_for_log=is_for_log or gathering.is_for_log)
     if gathering.deadline < math.inf and gathering.may_signal >= may_signal:
         return state._replace(gathering=gathering), ()
     number, deadline = gathering.number + 1, now + stacks.GATHER_SECONDS
@@ -121,14 +110,12 @@ def _collect(state: Stalls, now: float, *, may_signal: bool, **reader: Any) -> S
 
 
 def _shown(state: Stalls, hosts: Collection[str]) -> Step:
-    """Show the stacks to all who have requested them."""
-    gathering = state.gathering
-    state = state._replace(gathering=Gathering(gathering.number))
-    lines = tuple(stacks.shown(gathering.received, hosts))
-    shown: tuple[Any, ...] = ()
-    if gathering.is_for_log:
-        shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)))
-    return state, (*shown, *((AllStacks(lines),) if gathering.is_for_users else ()))
+    """Show the stacks: in the log, if it is for that, and to users who wait for them."""
+    lines = tuple(stacks.shown(state.gathering.received, hosts))
+    shown: tuple[Any, ...] = (AllStacks(lines),)
+    if state.gathering.is_for_log:
+        shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)), *shown)
+    return state._replace(gathering=Gathering(state.gathering.number)), shown
 
 
 # What is due.

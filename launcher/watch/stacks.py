@@ -13,6 +13,7 @@ import json
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from launcher.text.words import listed, printable
@@ -192,10 +193,6 @@ def shown(stacks: Mapping[str, Iterable[tuple[int, str]]], hosts: Collection[str
 
 def _in_runs(ranks: Sequence[int]) -> str:
     """Return sorted ranks as text: `0-1, 3-5`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    return listed(["-".join(map(str, run)) for run in runs])
+    by_distance = groupby(enumerate(ranks), lambda numbered: numbered[1] - numbered[0])
+    runs = [[rank for _, rank in run] for _, run in by_distance]
+    return listed(["-".join(map(str, run[:1] + run[1:][-1:])) for run in runs])
