@@ -55,8 +55,10 @@ ACTS = {
 }
 PURE_FOLDERS = ("launcher.run.", "launcher.peers.", "launcher.result.", "launcher.watch.")
 # shlex splits a text; signal is for the numbers.
-ALLOWED_IN_PURE = "__future__ collections collections.abc enum functools hashlib json math operator"
-ALLOWED_IN_PURE = {*ALLOWED_IN_PURE.split(), "re", "shlex", "signal", "typing"}
+ALLOWED_IN_PURE = (
+    "__future__ collections collections.abc enum functools hashlib itertools json math"
+)
+ALLOWED_IN_PURE = {*ALLOWED_IN_PURE.split(), "operator", "re", "shlex", "signal", "typing"}
 OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}

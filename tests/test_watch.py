@@ -242,9 +242,9 @@ def report(watch, now, codes=(), state="S"):
     return next(iter(watch.reports(dict(codes), lambda pid: state, now)), None)
 
 
-def watching(*pids, signal=0, **more):
+def watching(*pids, signal=0, cpu_of=lambda pid: 0.0):
     """Return the watch of a host's ranks, which are connected; rank 0 has pid 7."""
-    watch = Watch(15, 60, **more)
+    watch = Watch(15, 60, cpu_of)
     for pid in pids:
         watch.started(pid, pid - 7, pid - 7, 0)
         watch.connected(pid, signal, 0)
@@ -334,7 +334,7 @@ def test_a_rank_that_runs_on_after_its_script_is_reported():
 
 
 def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_connected():
-    watch = Watch(15, 20)
+    watch = Watch(15, 20, lambda pid: 0.0)
     watch.started(7, 3, 1, 100)
     watch.script_ended(7, 100)
     found = {}

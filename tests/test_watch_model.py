@@ -117,7 +117,9 @@ class Job:
             Rank(number, [op for op in program if number in op.members], self, rng)
             for number in range(size)
         ]
-        self.watches = [Watch(every, min(notify, timeout)) for _ in range(0, size, 2)]
+        self.watches = [
+            Watch(every, min(notify, timeout), lambda pid: 0.0) for _ in range(0, size, 2)
+        ]
         self.starts = [rng.uniform(0, every) for _ in self.watches]
         options = Options(hang_notify=notify, hang_timeout=timeout, watch=every)
         self.judge = judge.Stalls(options)

@@ -86,11 +86,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        every: float,
-        notify: float,
-        cpu_of: Callable[[int], float] = lambda pid: 0.0,
-        attempt: int = 0,
+        self, every: float, notify: float, cpu_of: Callable[[int], float], attempt: int = 0
     ) -> None:
         self._every, self._reported_from, self._cpu_of = every, notify / 2, cpu_of
         self._attempt = attempt

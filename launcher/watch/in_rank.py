@@ -344,10 +344,9 @@ def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
 def status(world: Any) -> Mapping[str, Mapping[str, str]]:
     """Return which NCCL collectives have ended, by a group's `uid`, if torch can tell it safely.
 
-    Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
+    Before 2.10 the call also calls NCCL's profiler plugin.
     """
-    torch = sys.modules["torch"]
-    is_safe = torch.__version__ >= (2, 10) and not torch.version.hip
+    is_safe = sys.modules["torch"].__version__ >= (2, 10)
     has_nccl = any(map(_has_nccl, dict(world.pg_backend_config).values()))
     return recorded("nccl").get("pg_status", {}) if is_safe and has_nccl else {}
 
