@@ -344,9 +344,10 @@ def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
 def status(world: Any) -> Mapping[str, Mapping[str, str]]:
     """Return which NCCL collectives have ended, by a group's `uid`, if torch can tell it safely.
 
-    Before 2.10 the call also calls NCCL's profiler plugin.
+    Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
     """
-    is_safe = sys.modules["torch"].__version__ >= (2, 10)
+    torch = sys.modules["torch"]
+    is_safe = torch.__version__ >= (2, 10) and not torch.version.hip
     has_nccl = any(map(_has_nccl, dict(world.pg_backend_config).values()))
     return recorded("nccl").get("pg_status", {}) if is_safe and has_nccl else {}
 
