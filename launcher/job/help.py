@@ -44,7 +44,8 @@ Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.
 All arguments that are not listed here are passed to the script, unchanged and in order.
 
 Commands:
-  local [OPTION ...] -- SCRIPT [ARGUMENT ...]: run the job here as if on several hosts
+  local [OPTION ...] -- SCRIPT [ARGUMENT ...]: run the job here as if on several hosts (see
+      sm-launch local --help)
   doctor [--json] [JOB ARGUMENT ...]: check this host, and whether such a job would run
   stacks: for each job running here, print the Python stacks of all ranks on all hosts
   timeline DIR [-o PAGE] [--text]: show what each rank did, and when, from the hosts' events.jsonl

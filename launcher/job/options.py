@@ -143,7 +143,8 @@ class Options(NamedTuple):
     start_timeout: int = _option(900, "SECONDS", whole(1, _DAY),
         "fail the job if not all hosts have joined after this many seconds")
     restart_timeout: int | None = _option(None, "SECONDS", whole(1, _DAY, "auto"),
-        "seconds for hosts to end a failed attempt before a restart; auto: as long as to join")
+        "fail the job if a restart waits longer than this for the failed attempt's end on all "
+        "hosts; auto: same as --launcher-start-timeout")
     host_timeout: int = _option(14, "SECONDS", whole(5, 3600),
         "how long a host may be unreachable over the network before it counts as lost")
 
@@ -155,15 +156,18 @@ class Options(NamedTuple):
     watch: int = _option(15, "SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")
     hang_notify: int = _option(60, "SECONDS", whole(1, _DAY),
-        "after this many seconds without progress, log which rank others wait for, or cannot exit")
+        "after this many seconds without progress, log which rank the others wait for, or which "
+        "rank's process still runs though its script has ended")
     hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "
         "attempt after this many seconds without progress (plus up to two intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never")
     notes: bool = _option(True, "true|false", switch,
-        "log that ranks exchange nothing or form no group, or what is left for SageMaker to upload")
+        "log that ranks exchange nothing, form no group or stand still before their first "
+        "collective, or what a job leaves for SageMaker to upload")
 
     bools: str = _option("as-is", "as-is|flag", _words("as-is", "flag"),
-        "pass booleans, such as SageMaker's `--amp True`, as they are; flag: `--amp`, or nothing")
+        "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "
+        "flag: `--amp`, or nothing for false")
     torchrun_args: tuple[str, ...] = _option((), "ARGS", _shell_words,
         "additional torchrun arguments, as one shell-quoted string")
     script_dir: str = _option("", "DIR", str,
