@@ -219,6 +219,7 @@ def test_what_is_taken_and_said_in_the_log(cluster, argv, environ, remark):
 
 SEVERAL = "cluster of several hosts"
 STANDALONE = "each would train by itself"
+COMPILES = {"RUN_NEURON_PARALLEL_COMPILE": "1", "PATH": "/no/such"}
 REFUSED = [
     # torchrun's modes that would bypass the launcher, or make another job
     (TWO, "", {"PET_MODULE": "1"}, "PET_MODULE"),
@@ -256,6 +257,7 @@ REFUSED = [
         *(TWO, "--launcher-nproc-per-node 2 --launcher-log-ranks 0,2-4", {}),
         "log-ranks names rank 4; expected ranks from 0 to 3",
     ),
+    (TWO, "", COMPILES, "neuron_parallel_compile is not in PATH"),
 ]
 
 
@@ -264,7 +266,7 @@ def test_what_is_refused(cluster, argv, environ, says):
     with pytest.raises(LaunchError) as caught:
         plan(*shlex.split(argv), cluster=cluster, environ=environ)
     assert says in str(caught.value)
-    assert of_error(caught.value).exit_code == 2
+    assert of_error(caught.value).exit_code == (127 if environ is COMPILES else 2)
 
 
 def test_a_healthy_start_is_two_lines_of_a_host():

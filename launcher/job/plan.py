@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 
 from launcher import PACKAGE, __version__
-from launcher.errors import LaunchError, UnexpectedError
+from launcher.errors import LaunchError, NotFoundError, UnexpectedError
 from launcher.job.job import Cluster, LaunchPlan, endpoint_at
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
@@ -273,10 +273,18 @@ class _Planning:
     def runner(self) -> str:
         """Return the program that runs torchrun, "" if torchrun runs directly.
 
-        As in SageMaker's toolkit (torch_distributed.py), only the value 1 turns it on.
+        As in SageMaker's toolkit (torch_distributed.py), only the value 1 turns it on. Raises
+        LaunchError (exit code 127) if it is not installed.
         """
         if self.environ.get(_COMPILES) != "1":
             return ""
+        import shutil  # 2.4 ms, with what it imports
+
+        if shutil.which(COMPILE, path=self.environ.get("PATH")) is None:
+            raise NotFoundError(
+                f"{_COMPILES} is 1, but {COMPILE} is not in PATH; install torch-neuronx, which "
+                f"provides it, or unset {_COMPILES}."
+            )
         self.remarks.append(
             f"{COMPILE} runs torchrun: the job compiles its graphs and does not train."
         )
