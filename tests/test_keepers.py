@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import time
 
 import pytest
 from conftest import poll
@@ -54,6 +55,7 @@ def keepers():
             poll(met, SECONDS, every=0.01)
 
         keepers.told, keepers.act_until = told, act_until
+        keepers.select = system.selector.select
         yield keepers
         keepers.close()
 
@@ -175,6 +177,30 @@ def test_idle_strangers_make_way_for_a_keeper(keepers, left):
         for _ in range(30):
             stack.enter_context(connect())
         stack.enter_context(connect({"hello": JOINED._asdict()}))
+        keepers.act_until(lambda: JOINED in keepers.told)
+
+
+def test_a_connection_waits_without_load_while_no_descriptor_is_free(keepers):
+    """Where no stranger can make way for it, the loop pauses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connect({"hello": JOINED._asdict()}):
+        limit = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        filled = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    filled.append(os.open("/dev/null", os.O_RDONLY))
+            began, used = time.monotonic(), time.thread_time()
+            for _ in range(20):
+                for key, _ in keepers.select():
+                    key.data()
+            took, used = time.monotonic() - began, time.thread_time() - used
+        finally:
+            for each in filled:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert used < took / 4
         keepers.act_until(lambda: JOINED in keepers.told)
 
 

@@ -8,11 +8,13 @@ import json
 import resource
 import selectors
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any, Callable, Generic, TypeVar
 
 _MOST_STRANGERS = 128
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
+_NO_ROOM_SECONDS = 0.05
 _MOST = 1e18  # Python reads long integers slowly, and nothing can be done with infinite numbers
 
 
@@ -145,8 +147,11 @@ class Lobby(Generic[T]):
                 try:
                     accepted, _ = listener.accept()
                 except OSError as error:  # none is pending, or it has already ended (accept(2))
-                    if error.errno not in _NO_ROOM or not (strangers := self._strangers()):
+                    if error.errno not in _NO_ROOM:
                         break
+                    if not (strangers := self._strangers()):
+                        time.sleep(_NO_ROOM_SECONDS)  # else the loop would turn without a pause
+                        return
                     strangers[0].close()
                     continue
                 if connection := self._connection_on(accepted):
