@@ -46,16 +46,18 @@ def keepers():
         listener.listen()
         keepers.listen(listener)
 
+        def act():
+            for key, _ in system.selector.select(0):
+                key.data()
+
         def act_until(condition):
             def met():
-                for key, _ in system.selector.select(0):
-                    key.data()
+                act()
                 return condition()
 
             poll(met, SECONDS, every=0.01)
 
-        keepers.told, keepers.act_until = told, act_until
-        keepers.select = system.selector.select
+        keepers.told, keepers.act, keepers.act_until = told, act, act_until
         yield keepers
         keepers.close()
 
@@ -180,27 +182,42 @@ def test_idle_strangers_make_way_for_a_keeper(keepers, left):
         keepers.act_until(lambda: JOINED in keepers.told)
 
 
+@contextlib.contextmanager
+def descriptors_left(count):
+    """Use all of this process's descriptors but some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + count
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    filled = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                filled.append(os.open("/dev/null", os.O_RDONLY))
+        for each in filled[:count]:
+            os.close(each)
+        yield
+    finally:
+        for each in filled[count:]:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_connection_waits_without_load_while_no_descriptor_is_free(keepers):
     """Where no stranger can make way for it, the loop pauses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connect({"hello": JOINED._asdict()}):
-        limit = max(map(int, os.listdir("/proc/self/fd")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        filled = []
-        try:
-            with contextlib.suppress(OSError):
-                while True:
-                    filled.append(os.open("/dev/null", os.O_RDONLY))
+        with descriptors_left(0):
             began, used = time.monotonic(), time.thread_time()
             for _ in range(20):
-                for key, _ in keepers.select():
-                    key.data()
+                keepers.act()
             took, used = time.monotonic() - began, time.thread_time() - used
-        finally:
-            for each in filled:
-                os.close(each)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert used < took / 4
+        keepers.act_until(lambda: JOINED in keepers.told)
+
+
+def test_a_keeper_that_takes_the_last_descriptor_need_not_make_way(keepers):
+    with connect() as connection, descriptors_left(1):
+        keepers.act()
+        connection.sendall(line_of({"hello": JOINED._asdict()}))
         keepers.act_until(lambda: JOINED in keepers.told)
 
 

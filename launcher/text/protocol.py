@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import resource
+import select
 import selectors
 import socket
 import time
@@ -144,10 +145,12 @@ class Lobby(Generic[T]):
         """Accept pending connections, some at a time, and read what has arrived on them."""
         for listener in self._listeners:
             for _ in range(_MOST_STRANGERS):
+                if not _is_pending(listener):  # accept() would say first that there is no room
+                    break
                 try:
                     accepted, _ = listener.accept()
-                except OSError as error:  # none is pending, or it has already ended (accept(2))
-                    if error.errno not in _NO_ROOM:
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:  # it has already ended: accept(2)
                         break
                     if not (strangers := self._strangers()):
                         time.sleep(_NO_ROOM_SECONDS)  # else the loop would turn without a pause
@@ -177,6 +180,15 @@ class Lobby(Generic[T]):
         self._listeners = ()
         for stranger in self._strangers():
             stranger.close()
+
+
+def _is_pending(listener: socket.socket) -> bool:
+    """Tell whether a connection waits; the last one may have had this listener closed."""
+    if listener.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _number(digits: str) -> float:
