@@ -125,8 +125,8 @@ def ended(state: State, event: End, now: float) -> Step:
     job, phase = state.job, state.phase
     if isinstance(phase, (Leaving, Done)):
         return state, ()
-    result = None if event.restart else event.result
-    state = _without_success(state._replace(result=result))
+    # A restart decides nothing: a stop of this host may be on its way to the coordinator.
+    state = _without_success(state if event.restart else state._replace(result=event.result))
     why, said = _why(event), tuple[Any, ...]()
     if why is Why.RESTART:
         said = (Log(event.restart), Note("restart", cause=event.restart))
