@@ -190,6 +190,7 @@ def test_instance_groups():
         ("x", "is 'x'; expected a JSON object of groups with hosts among algo-1, "),
         ("[]", "expected a JSON object"),
         ('{"train": 1}', "expected a JSON object of groups"),
+        ('{"train": {"hosts": []}}', "expected a JSON object of groups"),
         (
             '{"train": {"hosts": ["algo-9"]}}',
             "expected a JSON object of groups with hosts among algo-1, ",

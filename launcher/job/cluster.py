@@ -133,7 +133,7 @@ def _hosts_of_groups(
         groups = toolkit.instance_groups(files.resource_config) if files else {}
     try:
         members = {name: {*group["hosts"]} for name, group in groups.items()}
-        is_valid = {*hosts}.union(*members.values()) == {*hosts}
+        is_valid = all(each and each <= {*hosts} for each in members.values())
     except (AttributeError, KeyError, TypeError):
         is_valid = False
     if not is_valid:
