@@ -202,7 +202,7 @@ def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals
         return ""
     if answer.problem:
         # Tell users who pay for a GPU that they train on a CPU.
-        log(f"{command} {option} failed ({answer.problem}); assuming that it would list nothing.")
+        log(f"{command} {option} failed ({answer.problem}); continuing without its list.")
         return ""
     return answer.out
 
