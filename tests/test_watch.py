@@ -640,6 +640,8 @@ class Strange(Exception):
     def __str__(self):
         raise AssertionError("no code of the script may run in the thread that replies")
 
+    args = property(__str__)
+
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="no earlier Python tells")
 @pytest.mark.parametrize(

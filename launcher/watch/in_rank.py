@@ -484,7 +484,8 @@ def handled(thread: int) -> str:
     error = found[1] if isinstance(found, tuple) else found  # as from Python 3.12 on
     if error is None or isinstance(error, (ImportError, StopIteration)):
         return ""  # a program often runs on in their handlers
-    text = " ".join(one for one in error.args if type(one) is str)[:_LONGEST]
+    args = vars(BaseException)["args"].__get__(error)  # error.args may be the script's own
+    text = " ".join(one for one in args if type(one) is str)[:_LONGEST]
     *_, (frame, line) = walk_tb(error.__traceback__)
     code, title = frame.f_code, f"{type(error).__qualname__}: {text}".removesuffix(": ")
     return f"{title}, raised in {code.co_name}, {os.path.basename(code.co_filename)}:{line}"
