@@ -2,7 +2,7 @@
 
     state, actions = step(state, event, now)
 
-Until the coordinator has welcomed this host (Joining), the host keeps trying to reach it, sends
+Until the coordinator has welcomed this host (Joining), the host keeps trying to reach it, and sends
 all its reports with each hello. It waits for the reply as long as the connection lasts: a slow
 coordinator has the hello, and would take a second one for another host's. Another program that
 listens in its place does not matter. From then on (Joined) reports go up, commands come down, and

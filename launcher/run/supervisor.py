@@ -423,7 +423,7 @@ class Supervisor(Stepping):
             if self._system.state_of(pid) in ("R", "S"):
                 self._keepers.ask({"signal": number}, [pid])
         ranks = {rank.pid: rank.exit_code for rank in self.state.ranks.values() if rank.pid}
-        oom = self._keepers.oom() and f"{self.state.job.current_host}: {self._keepers.oom()}"
+        oom = (words := self._keepers.oom()) and f"{self.state.job.current_host}: {words}"
         for report in watch.reports(ranks, self._system.state_of, now, oom):
             if report.number != machine.PLACES.number:
                 self._channel.report(report)
