@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, SYSTEMS
 
+from launcher.errors import LaunchError
 from launcher.job import smddp
 from launcher.result.causes import of_rank
 from launcher.result.raised import Exit, Link
@@ -139,6 +140,10 @@ def test_an_image_with_modelparallel_alone(site_packages):
     assert imported(**variables).startswith(smddp.OURS)
     other = imported("smdistributed.modelparallel", **variables)
     assert other.startswith(str(site_packages))
+    # A regular package hides ours: better no job than one whose import fails.
+    (site_packages / "smdistributed" / "__init__.py").write_text("")
+    with pytest.raises(LaunchError, match="no dataparallel beside it; expected"):
+        smddp.chosen(os.environ)
 
 
 def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed():
