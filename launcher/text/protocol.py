@@ -145,12 +145,11 @@ class Lobby(Generic[T]):
         """Accept pending connections, some at a time, and read what has arrived on them."""
         for listener in self._listeners:
             for _ in range(_MOST_STRANGERS):
-                if not _is_pending(listener):  # accept() would say first that there is no room
-                    break
                 try:
                     accepted, _ = listener.accept()
                 except OSError as error:
-                    if error.errno not in _NO_ROOM:  # it has already ended: accept(2)
+                    # None waits; it has already ended (accept(2)); or this listener is closed.
+                    if error.errno not in _NO_ROOM or not _is_pending(listener):
                         break
                     if not (strangers := self._strangers()):
                         time.sleep(_NO_ROOM_SECONDS)  # else the loop would turn without a pause
@@ -183,9 +182,7 @@ class Lobby(Generic[T]):
 
 
 def _is_pending(listener: socket.socket) -> bool:
-    """Tell whether a connection waits; the last one may have had this listener closed."""
-    if listener.fileno() < 0:
-        return False
+    """Tell whether a connection waits: accept() says first that there is no room for any."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     return bool(poll.poll(0))
