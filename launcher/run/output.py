@@ -6,6 +6,7 @@ console in one write, so that ranks' lines are never torn; none of these writes 
 
 from __future__ import annotations
 
+import _socket
 import fcntl
 import os
 import select
@@ -28,6 +29,7 @@ class Console:
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
         self._may_block, mode = True, os.fstat(descriptor).st_mode
+        self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             with suppress(OSError):  # another user's; without a reader
                 # Open it anew: then other processes do not get the flag.
@@ -47,7 +49,11 @@ class Console:
             if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
                 return
             try:
-                count = os.write(self.descriptor, self.waiting[:end])
+                piece = bytes(self.waiting[:end])
+                if self._socket:  # another process may have filled it meanwhile
+                    count = self._socket.send(piece, _socket.MSG_DONTWAIT)
+                else:
+                    count = os.write(self.descriptor, piece)
             except BlockingIOError:
                 return
             except OSError:  # no reader, a full disk

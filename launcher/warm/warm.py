@@ -147,6 +147,8 @@ def serve(
         if launcher in select.select([listener, launcher], [], [])[0]:  # it never sends anything
             os._exit(0)
         connection = listener.accept()[0]
+        if (policy := _memory_policy(_peer(connection))) != _memory_policy(os.getpid()):
+            end(launcher, f"the memory of ranks has the policy {policy}")
         with contextlib.suppress(OSError):  # no process is left: the stub forks its keeper itself
             if os.fork() == 0:
                 with listener, launcher:
@@ -159,7 +161,7 @@ def serve(
 
 def as_stub(connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
     """Become like a stub; return its words, its environment, and the socket to it."""
-    pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
+    pid = _peer(connection)
     words, environ = (
         [os.fsdecode(word) for word in Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")[:-1]]
         for name in ("cmdline", "environ")
@@ -171,6 +173,17 @@ def as_stub(connection: socket.socket) -> tuple[list[str], dict[str, str], int]:
     connection.sendall(stub.FORKED)
     del words[: words.index("-S") + 2]  # python -I -S stub.py
     return words, dict(text.split("=", 1) for text in environ), connection.detach()
+
+
+def _peer(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # the pid of struct ucred
+
+
+def _memory_policy(pid: int) -> str:
+    """Return a process's policy for memory (numactl), usually "default": see numa(7)."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/numa_maps") as file:
+        return file.readline().split()[1]
+    return "default"
 
 
 def end(launcher: socket.socket, why: str) -> NoReturn:
