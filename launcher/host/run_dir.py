@@ -29,7 +29,7 @@ def run_dir(environ: Mapping[str, str]) -> tuple[str, socket.socket]:
             listener.bind(os.path.join(folder, SOCKET))
             listener.listen()  # 128 keepers may wait
         except OSError:
-            remove(folder)
+            os.rmdir(folder)  # it is empty; remove() needs a descriptor, and perhaps none is free
             raise
     except OSError as error:
         what = f"cannot create a folder in {parent} with a socket in it ({error.strerror})"
