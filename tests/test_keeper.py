@@ -689,13 +689,16 @@ def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path, merg
         assert texts == (b"[rank 0] one\n[rank 0] two\n", b"[rank 0]" + b" " + rest)
 
 
-@pytest.mark.parametrize("name", ["pipe", "file/rank-0.log"])
-def test_a_file_that_cannot_be_written_is_done_without(start, tmp_path, name):
+@pytest.mark.parametrize("kind", ["a pipe", "a pipe that is read", "below a file"])
+def test_a_file_that_cannot_be_written_is_done_without(start, tmp_path, kind):
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     kept = start("print('runs')")
-    kept.run(log=str(tmp_path / name))
-    kept.wait("ended")
+    with contextlib.ExitStack() as stack:
+        if kind == "a pipe that is read":
+            stack.callback(os.close, os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK))
+        kept.run(log=str(tmp_path / ("file/rank-0.log" if kind == "below a file" else "pipe")))
+        kept.wait("ended")
     (line,) = [one["log"] for one in kept.told if "log" in one]
     assert line.startswith(f"cannot write {tmp_path}/") and "continues without it" in line
     printed("runs")

@@ -551,8 +551,9 @@ def test_the_stacks_of_a_rank():
 
 
 def test_a_request_for_stacks():
-    watch = watching(6, 7, 8, 9, signal=61)
-    watch.poll(15)
+    watch = watching(6, 7, 8, 9, 10, signal=61)
+    request = watch.poll(15)
+    watch.replied(10, {**request, "signal": 0}, 15)  # its script has a handler of its own for that
     report(watch, 16)
     message = watch.request_stacks(3, 100, may_signal=True)
     watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers

@@ -126,6 +126,7 @@ class Watch:
         if fields["poll"] != self._polls:
             return  # it is too late
         rank.replied_at, rank.poll = now, self._polls
+        rank.signal = int(fields.get("signal", rank.signal))
         rank.threads = stacks.threads_of(fields.get("threads", ()))
         rank.written.clear()
         place = stacks.place(rank.calls)

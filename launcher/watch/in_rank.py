@@ -93,6 +93,7 @@ class Replier:
         self._has_exchanged = self._has_forked = False
         self._numbers: Any = None  # of all collectives, at the last poll
         self._since = 0.0  # when they changed
+        self._signal = 0
         self._busy = allocate_lock()
         self._given = {name: os.environ.get(name, "") for name in _GIVEN}
         self._has_others = self._given["WORLD_SIZE"] not in ("", "1")  # ranks
@@ -177,7 +178,8 @@ class Replier:
         # An exception: the keeper is gone, or Python is.
         with contextlib.suppress(Exception):
             sleep(after)
-            self._keeper.send({"watch": _write_at_signal(self._keeper)})
+            self._signal = _write_at_signal(self._keeper)
+            self._keeper.send({"watch": self._signal})
             for request in self._keeper.requests():
                 self._keeper.send({**request, **self._reply(wants_all="stacks" in request)})
 
@@ -192,6 +194,9 @@ class Replier:
                     self._busy.release()
             if found:
                 found["unchanged"] = monotonic() - self._since
+            # A handler of the script may have replaced faulthandler's.
+            if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
+                found["signal"] = 0
         except Exception:  # an unknown version of torch
             found = {}
         if wants_all or "unchanged" in found:
