@@ -28,14 +28,13 @@ class Console:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
-        self._may_block, mode = True, os.fstat(descriptor).st_mode
+        mode = os.fstat(descriptor).st_mode
         self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             with suppress(OSError):  # another user's; without a reader
                 # Open it anew: then other processes do not get the flag.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
-                self._may_block = False
 
     def write(self, data: bytes = b"") -> None:
         """Write what the console takes, in pieces of whole lines; the rest waits."""
@@ -46,7 +45,7 @@ class Console:
             if end > select.PIPE_BUF:
                 end = self.waiting.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
             # One that could not be opened anew does so without blocking, if it is ready.
-            if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
+            if not select.select([], [self.descriptor], [], 0)[1]:
                 return
             try:
                 piece = bytes(self.waiting[:end])
