@@ -22,8 +22,8 @@ from launcher.result.failure import prepare_failure, write_failure
 from launcher.run import summary, supervisor
 from launcher.text.log import log, show, traceback_of
 
-# The tools in launcher_tools. All but `local` run next to a job or after it, and do not count for a
-# container's end. None writes a failure file because of its own errors.
+# The tools in launcher_tools. All but `local` run before, beside or after a job, and do not count
+# for a container's end. None writes a failure file because of its own errors.
 _TOOLS = ("local", "doctor", "stacks", "timeline")
 
 

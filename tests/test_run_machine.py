@@ -220,7 +220,7 @@ def test_where_ranks_are_is_logged_before_they_are_killed():
     assert host.done == [machine.PLACES]
     assert host.lines == [
         "rank 0 has failed but is still running: SIGKILL follows in 2 s "
-        "(--launcher-failure-grace sets this delay)."
+        "(at the end of --launcher-failure-grace)."
     ]
     host = running().at(5.0, FAILURE, RankEnded(0, Exit(0))).due(13.0)
     says = "1 rank still running at the end of the grace period: SIGKILL follows in 2 s."

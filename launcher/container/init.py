@@ -24,7 +24,7 @@ How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 b
 3. run/machine.py: `signalled` has `_end` begin the phase `Ending` with `Why.STOP`, if ranks run.
 4. `_end` also returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to the keepers
    of all ranks.
-5. run/keeper.py: `_end` sends the signal to the rank's script, once.
+5. run/keeper.py: `_end` begins `_ending`, which sends the signal to the rank's script, once.
 
 In step 3 `Stop` also goes to the coordinator. Its `End` does on other hosts what `Stop` does here,
 unless a failure came first.
@@ -200,7 +200,7 @@ def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Si
     for words in (["--train-script", _TRAIN], []):
         with contextlib.suppress(LaunchError):
             job = prepare(words, seen, signals)
-            if job and job.coordinator != job.current_host:
+            if job and not job.coordinates:
                 supervisor.run(job._replace(error=error), environ, System(signals))
             return
 

@@ -21,7 +21,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     **{field: option.parse for field, option in OPTIONS.items()},
 }
 _FIELDS = {flag(field): field for field in OPTIONS}
-# torchrun's variables for options of ours, which win: the last that is set counts.
+# torchrun's variables for our options. Ours win; of these the last that is set counts.
 _OF_TORCHRUN = {
     "PET_MAX_RESTARTS": "max_restarts",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",

@@ -27,12 +27,11 @@ EXIT_CODES = {
     "128 + n": "the rank that caused the failure was killed by signal n",
     "143, 130": "the job was stopped by SIGTERM or SIGINT (129, 131: SIGHUP, SIGQUIT)",
     f"{errors.EXIT_USAGE}": "the configuration is wrong; no rank was started",
-    f"{errors.EXIT_HOST_LOST}": "a host never joined or was lost, the rendezvous failed, or "
-    "torchrun was killed",
+    f"{errors.EXIT_HOST_LOST}": "a host never joined or was lost, or torchrun failed or was killed",
     f"{errors.EXIT_SOFTWARE}": "the launcher itself failed; see its log",
     f"{errors.EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
-    f"{errors.EXIT_CANNOT_EXECUTE}, {errors.EXIT_NOT_FOUND}": "torchrun cannot be executed, or "
-    "is not installed",
+    f"{errors.EXIT_CANNOT_EXECUTE}, {errors.EXIT_NOT_FOUND}": "a program, such as torchrun, "
+    "cannot be executed, or is missing",
 }
 
 _TEXT = """\

@@ -72,6 +72,11 @@ class LaunchPlan(NamedTuple):
     master_addr: str = ""  # the ranks' MASTER_ADDR; "": torchrun's
     program: str = ""  # the program and its versions
 
+    @property
+    def python(self) -> str:
+        """The interpreter of the ranks' stubs."""
+        return self.argv[self.argv.index("--") + 1]
+
 
 def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
     """Return where the torchruns meet, if `host` resolves to the first host."""
@@ -112,6 +117,11 @@ class Job(NamedTuple):
         return self.cluster.hosts[0] if self.has_peers else self.current_host
 
     @property
+    def coordinates(self) -> bool:
+        """Whether this host decides for all."""
+        return self.coordinator == self.current_host
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The other hosts that talk to the coordinator."""
         return self.cluster.hosts[1:] if self.has_peers else ()
@@ -127,7 +137,7 @@ class Job(NamedTuple):
         return endpoint_at(self.cluster, self.options, self.cluster.hosts[0])
 
     def lines(self) -> tuple[str, ...]:
-        """Return the log lines of the plan: two, and one for surprises."""
+        """Return the log lines of the plan: one or two, and one for surprises."""
         if self.error:
             return ()
         runs = "runs" if self.plan.nproc_per_node == "1" else "run"

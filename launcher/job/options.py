@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 from launcher.errors import UnexpectedError
 
-# Internal variables, not options; run/ has those from a keeper to its script.
+# Internal variables, not options; run/ has those for keepers and scripts.
 # For processes of the job (run/): the folder of the launcher's socket, and a mark that tells them
 # from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
@@ -141,7 +141,8 @@ class Options(NamedTuple):
         "port of torchrun's rendezvous (the c10d store) on the first host")
     peer_port: int = _option(29401, "PORT", _PORT, "port of the launcher channel on the first host")
     start_timeout: int = _option(900, "SECONDS", whole(1, _DAY),
-        "fail the job if not all hosts have joined after this many seconds")
+        "fail the job if not all hosts have joined, and started their ranks, within so many "
+        "seconds")
     restart_timeout: int | None = _option(None, "SECONDS", whole(1, _DAY, "auto"),
         "fail the job if a restart waits longer than this for the failed attempt's end on all "
         "hosts; auto: same as --launcher-start-timeout")
@@ -159,7 +160,7 @@ class Options(NamedTuple):
         "after this many seconds without progress, log which rank the others wait for, or which "
         "rank's process still runs though its script has ended")
     hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "
-        "attempt after this many seconds without progress (plus up to two intervals of "
+        "attempt after this many seconds without progress (plus two or three intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never")
     notes: bool = _option(True, "true|false", switch,
         "log that ranks exchange nothing, form no group or stand still before their first "

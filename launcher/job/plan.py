@@ -197,7 +197,7 @@ class _Planning:
         return nproc
 
     def flags(self) -> list[str]:
-        """Return torchrun's options. An option would win over the user's PET_ variable for it."""
+        """Return torchrun's options, without those for which the user's PET_ variable counts."""
         options, cluster = self.options, self.cluster
         first, this = map(cluster.address, (cluster.hosts[0], cluster.current_host))
         values = {  # each with our option that sets it, or ""

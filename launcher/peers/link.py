@@ -9,8 +9,9 @@ listens in its place does not matter. From then on (Joined) reports go up, comma
 only the coordinator decides. If the coordinator is lost, or was never reached, this host's run ends
 by itself: Left.
 
-Timeouts: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which detects a lost
-coordinator (channel.py). Times are on the clock System.now(), waits in seconds. Pure.
+Timeouts: Joining, the start timeout, or a few seconds after a stop or an error. Joined: the
+channel, which detects a lost coordinator (channel.py). Times are on the clock System.now(), waits
+in seconds. Pure.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ JSON, at most 64 KiB, {"Name": [value of each field, ...]}, in this order:
       of the last End               cleared
     NoProgressReport, of a stall
     StacksRequest                   CollectStacks, the reply is a report; AllStacks
-    Alive, each 4 s                 Alive, each 4 s
+    Alive, every 4 s                Alive, every 4 s
 
 All hosts must agree on the fingerprint. A host that cannot start has none, and sends its failure
 right after its hello. A connection that ends before `Leave` means a lost host. So does one whose

@@ -1,4 +1,4 @@
-"""Why a job ends: the failures, which of them is the cause, and every exit code. Pure.
+"""Why a job ends: the failures, how well each explains the end, and every exit code. Pure.
 
 The launcher's exit code is that of the process that caused the end, 128 + the number of a signal,
 or one of errors.py (docs/options.md, "Exit codes").
@@ -306,13 +306,14 @@ def of_torchrun(
     if not (returncode or error or had_ranks):  # --help
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     runner = job.plan.runner
+    is_taken = "EADDRINUSE" in error or "address already in use" in error.lower()
     what = f"{runner or 'torchrun'} failed"
     if told := _TOLD.match(error):
         what, error = f"torchrun was ended by {signal_name(int(told[1]))}", ""
         what += f", below {runner}" if runner else ""
     elif returncode < 0:
         what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
-    elif "EADDRINUSE" in error or "address already in use" in error.lower():
+    elif is_taken:
         what = port_is_taken(job.endpoint)
     elif error.startswith("Rendezvous"):
         expected = shortened(", ".join(job.cluster.hosts), 300)
@@ -322,7 +323,7 @@ def of_torchrun(
         )
     what += (f": {error}" if error else "") + (f"; {oom}" if oom else "")
     code = EXIT_HOST_LOST
-    if not had_ranks and (returncode == EXIT_USAGE or _OF_SETTINGS.match(error)):
+    if not had_ranks and (is_taken or returncode == EXIT_USAGE or _OF_SETTINGS.match(error)):
         code = EXIT_USAGE
     elif runner and returncode >= 0 and not told:
         code = returncode or 1

@@ -51,8 +51,8 @@ def prepare_failure(environ: Mapping[str, str]) -> None:
         _earlier[path] = version
 
 
-def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> str | None:
-    """Write the failure file, but not over one of this run; return its path if it was written.
+def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> None:
+    """Write the failure file, but not over one of this run.
 
     A missing or read-only folder costs a line in the log (none if quiet), not the job.
     """
@@ -75,8 +75,6 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
     else:
         if is_earlier:
             log(f"{path} was left by an earlier run; it has been replaced.")
-        return path
-    return None
 
 
 def _path(environ: Mapping[str, str]) -> str:

@@ -1,9 +1,9 @@
 """In a rank and its keeper: what the words of an error, or of a dead process, point to.
 
 Errors seldom name what ran out. A full disk, little shared memory, a limit on processes and a
-missing network interface are looked up at the error: later, nobody could tell. Whether the kernel
-has killed for memory, or refused a process, the launcher reads (keepers.py): it knows the counts
-from before the job.
+missing network interface are looked up at the error: later, nobody could tell. The launcher
+(keepers.py) reads whether the kernel has killed for memory, or refused a process: it knows the
+counts from before the job.
 
 describe.py loads this in the script's process, at its exception; keeper.py imports it after a
 death. It imports no module of ours, and calls none of the script's code.
@@ -44,7 +44,7 @@ _KINDS = {
     "memory": r"(?i:\bSIGKILL\b|\bsignal:? (?:9|Killed)\b"
     r"|\b(?:exit|return)[ _]?(?:ed with )?(?:code|status)\W{1,5}(?:-9|137|247)\b)"
     r"|\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly",
-    # Why a process of multiprocessing has ended, only its own traceback says.
+    # Only its own traceback says why a process of multiprocessing has ended.
     "spawned": r"exited unexpectedly|terminated with exit code|terminated abruptly",
     "GLOO_SOCKET_IFNAME": r"Unable to find (?:address|interface) for\b",
     "NCCL_SOCKET_IFNAME": r"\bno (?:usable )?(?:listening |socket )?interfaces? found",

@@ -1,4 +1,4 @@
-"""Describes the exception that ends a rank, in what raised.py reads.
+"""Describes the exception that ends a rank, in the form that raised.py reads.
 
 Loaded by rank.py, in the script's process. To read the attributes of a script's exception may run
 the script's code: nothing that this raises may change how the script ends.

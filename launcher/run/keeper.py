@@ -17,11 +17,13 @@ The launcher and the keeper talk in lines of JSON, in order:
     log: a line
     hangs_up: true, of the script's process
 
-Lines of the script's process go to the launcher as they are, behind a colon. All of them, and all
-of its output, come before its end. If the launcher is gone, the keeper ends the script, and leaves.
+Lines of the script's process go to the launcher as they are, behind a colon. They, and all of its
+output, come before its end; all but the reason of its end may be dropped if the launcher is slow.
+If the launcher is gone, the keeper ends the script, and leaves.
 
-A keeper never blocks: its sockets do not; it queues what the launcher does not read, and bounds the
-queue of replies. It needs no torch, no psutil, and none of our files except those next to it.
+A keeper waits for nobody: its sockets do not block; it queues what the launcher does not read, and
+bounds the queue of replies. Only at its script's end it waits for the console, for 1 s. It needs no
+torch, no psutil, and none of our files except those next to it.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     state, actions = step(state, event, now)
 
 *Who owns ranks.* Each rank's keeper (keeper.py) starts the script, ends all of its processes, and
-reports when none is left. torchrun starts their stubs (stub.py), once; it sees no rank end before
-the job does. So every attempt begins with RunRanks.
+reports when none is left. torchrun starts a stub for each (stub.py), once; the stub outlives the
+script, so torchrun sees no rank end before the job does. Every attempt begins with RunRanks.
 
 *Who decides.* The coordinator decides how the job ends, and about restarts. This host reports
-events and obeys commands; by itself it acts only on a stop.
+events and obeys commands; by itself it acts only on a stop, and if the coordinator is lost.
 
 *One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
 `Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave. Leaving:
@@ -23,7 +23,7 @@ success, and the failure grace and 5 s for killed processes.
 - The result of an End is preliminary, that of Leave final; a success changes only if the program
   that runs torchrun fails, or is stopped.
 - Only the third Ctrl-C cuts a stop short.
-- No rank runs in Joining and Done, nor at the same time as another attempt's.
+- No rank runs in Joining or Done; ranks of two attempts never run at the same time.
 
 Times are on the clock System.now(), waits in seconds.
 """
@@ -138,7 +138,7 @@ def ended(state: State, event: End, now: float) -> Step:
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
         # The first host has logged who is absent.
-        is_logged = event.result.is_hang and job.coordinator == job.current_host
+        is_logged = event.result.is_hang and job.coordinates
         because = state.cause.partition(": ")[0] if is_logged else state.cause
         said += (Log(f"stopping local ranks because {because}"),)
     number = event.result.stop_signal or signal.SIGTERM

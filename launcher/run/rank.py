@@ -34,7 +34,7 @@ from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
-_HIGHEST, _FEW = 1008, 256  # of descriptors; below a few none is high
+_HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays where it is
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
@@ -54,7 +54,8 @@ describe = load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "descri
 class KeeperConnection:
     """The process's end of the socket to its keeper.
 
-    It must never harm the script: messages that cannot be sent are dropped. Raises OSError.
+    It must never harm the script: messages that cannot be sent are dropped. To make one may raise
+    OSError.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -56,7 +56,7 @@ class Ending(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """Keepers and torchrun end. At `by` torchrun is killed, or, if it was, leftovers are left."""
+    """Keepers and torchrun end. At `by` torchrun is killed; then this host gives up the rest."""
 
     why: Why
     by: float

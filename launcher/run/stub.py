@@ -7,9 +7,9 @@ SIGKILL, 30 s or more after it has begun to end itself, hits only a stub. The st
 when torchrun, or whoever signals all processes, signals it.
 
 For warm.py, which has imported torch, it passes its streams; the fork reads all else that a new
-process would inherit from the stub in /proc. Then warm.py writes FORKED, and later the exit code.
-If the connection ends before FORKED, because warm.py was killed, the stub forks its keeper itself:
-a rank has one keeper, whenever that happens.
+process would inherit from the stub in /proc. The fork writes FORKED, and later, as the keeper, the
+exit code. If the connection ends before FORKED, because warm.py was killed, the stub forks its
+keeper itself: a rank has one keeper, whenever that happens.
 
 Python compiles this file for each rank, but keeper.py only once: so this file is short.
 """

@@ -10,7 +10,7 @@ from launcher.result.causes import NO_RESTART
 from launcher.run import stops
 from launcher.run.ranks import Rank
 from launcher.run.state import State, Why
-from launcher.text.words import lasted, plural, signal_name
+from launcher.text.words import flag, lasted, plural, signal_name
 
 # The last line counts all seconds from the launcher's start.
 _SINCE_START = re.compile(r", \d+ s after start")
@@ -33,7 +33,7 @@ def still_running(state: State, seconds: float) -> list[str]:
     lines, then = [], f"SIGKILL follows in {seconds:g} s"
     failed = [rank for rank in state.alive if rank.end and rank.is_reported]
     for rank in failed:
-        how = "(--launcher-failure-grace sets this delay)"
+        how = f"(at the end of {flag('failure_grace')})"
         lines.append(f"rank {rank.rank} has failed but is still running: {then} {how}.")
     others = len(state.alive) - len(failed)
     if others:

@@ -188,7 +188,7 @@ class Supervisor(Stepping):
     # Errors of the launcher itself.
 
     def _safely(self, act: Callable[[], None]) -> None:
-        """Call a function; an error of it that no person can fix ends this launcher."""
+        """Call a function; its error ends this launcher, or is why it cannot start a job."""
         try:
             if not self._error:
                 act()
@@ -258,7 +258,7 @@ class Supervisor(Stepping):
     def _begin_attempt(self, attempt: int) -> None:
         job = self.state.job
         self._keepers.watch = _watch(job, self._system, attempt)
-        if job.coordinator == job.current_host and attempt <= job.options.max_restarts:
+        if job.coordinates and attempt <= job.options.max_restarts:
             self._make_store()
 
     def _on_signals(self) -> None:
@@ -388,7 +388,7 @@ class Supervisor(Stepping):
         plan = self.state.job.plan
         if self._store is None:
             environ = {**self._environ, **plan.environment, "OMP_NUM_THREADS": "1"}
-            argv = (plan.argv[plan.argv.index("--") + 1], "-u", STORE)
+            argv = (plan.python, "-u", STORE)
             folder, name = self.state.job.options.folder, "the process that holds the ranks' store"
             self._store = self._system.start_helper(argv, environ, folder, name, self._store_made)
             self._open.callback(self._store.close)

@@ -1,1 +1,1 @@
-"""Words for people and for other processes: quoting, the log, JSON lines."""
+"""Texts: words for people, the log, and lines of JSON, with the sockets and threads for them."""

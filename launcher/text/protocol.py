@@ -1,4 +1,4 @@
-"""The protocol between launchers, and between ranks and their launcher: one JSON object a line."""
+"""The protocol between launchers, and between ranks and launchers: one JSON object per line."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Warm starts: torch is imported once a host. Without --launcher-start warm nothing here runs."""
+"""Warm starts: torch is imported once per host. Without --launcher-start warm nothing here runs."""

@@ -30,8 +30,7 @@ def begin(system: System, job: Job, environ: Mapping[str, str], run_dir: str) ->
     path, name = os.path.join(os.path.abspath(run_dir), "warm"), "the process that forks the ranks"
     script = os.path.join(options.folder, options.train_script)
     folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
-    python = plan.argv[plan.argv.index("--") + 1]
-    argv = (python, "-u", WARM, path, folder, *options.preload)
+    argv = (plan.python, "-u", WARM, path, folder, *options.preload)
     environ = {**environ, **plan.environment}
     helper = system.start_helper(argv, environ, options.folder, name, fail)
     return helper

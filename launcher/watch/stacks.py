@@ -2,9 +2,10 @@
 
 A rank replies with its threads (in_rank.py). A rank that holds Python's lock does not; it writes
 where its main thread is when it gets a signal (faulthandler). The signal is sent only if a user
-wants it, and before ranks are killed: poll(2) and others end early at any signal, even while
-Python's lock is held, and the script's code may take that for an error. Calls are in faulthandler's
-words, and come the innermost first.
+wants it, before ranks are killed, and when a hang that will end the job is logged: poll(2) and
+others end early at any signal, even while Python's lock is held, and the script's code may take
+that for an error. Calls are in faulthandler's words: the innermost comes first there, and last in
+`Calls`.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def kept_by(threads: Sequence[Thread], child: str) -> str:
     for thread in own or others:
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         return f'thread "{thread.name[:_MOST_PLACE]}"{in_place(thread.calls)}{more}'
-    return f"in its exit handlers{in_place(threads[0].calls if threads else ())}"
+    return f"{AT_EXIT}{in_place(threads[0].calls if threads else ())}"
 
 
 def _own(calls: Calls) -> Calls:
