@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -25,8 +26,9 @@ from network import Network, in_namespaces
 
 from launcher.host.network import listen
 from launcher.peers import link, messages
+from launcher.peers.channel import STRANGERS, Channel
 from launcher.peers.connection import Connection
-from launcher.peers.listener import STRANGERS
+from launcher.peers.events import Received
 from launcher.peers.messages import Failed, Stop
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import LineSocket, decoded, encoded
@@ -380,6 +382,21 @@ def test_a_member_finds_its_coordinator_after_another_program(job):
         job.act_for(0.1)
     job.join(HOSTS[0], HOSTS[2])
     job.all_join()
+
+
+def test_a_member_connects_again_after_a_while_that_grows():
+    tries, times = [], [0.0]
+    system = SimpleNamespace(now=lambda: times[-1], selector=None)
+    system.connect = lambda host, port, wait, then: tries.append((wait, then))
+    channel = Channel(job_at(HOSTS[1]), system, pytest.fail, pytest.fail)
+    channel.begin()
+    for at in (0.01, 0.1, 0.8, 4, 8, 29):
+        times.append(at)
+        tries[-1][1]("nothing is listening there")
+    assert [wait for wait, _ in tries] == [0, 0.02, 0.02, 0.1, 0.5, 1, 1]
+    channel.happens(Received(HOSTS[0], messages.Welcome()))
+    tries[-1][1]("nothing is listening there")
+    assert len(tries) == 7
 
 
 def test_a_first_host_whose_own_name_does_not_resolve(job):

@@ -20,7 +20,9 @@ this host.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -31,13 +33,19 @@ from launcher.job.job import Job
 from launcher.peers import coordinator, events, link, messages
 from launcher.peers.connection import Connection
 from launcher.peers.events import Action, Lost, Received
-from launcher.peers.listener import Listener
 from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
-from launcher.result.causes import Failure, of_host
+from launcher.result.causes import Failure, change_port, of_host
 from launcher.text.notes import Note
-from launcher.text.protocol import decoded, encoded
+from launcher.text.protocol import Lobby, decoded, encoded
 
+STRANGERS = 64  # connections that fit, besides those of the other hosts
+_DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
+_LISTEN_AGAIN_SECONDS = 1  # between two tries to listen
+# For another program to release the port; other programs need that long to see it, too.
+_LISTEN_SECONDS = 3
+# Between two tries to reach the coordinator: at first, and at most.
+_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 _MOST_REFUSALS_LOGGED = 20
 # Between two `Alive` messages. Until such a message is acknowledged the kernel sends no probes, and
 # counts the host timeout from that message: so it detects a cut this much later.
@@ -47,7 +55,7 @@ _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 
 
 class Channel(Stepping):
-    """This host's connections, and its listener, if it has one."""
+    """This host's connections; the coordinator's listens until all hosts have joined."""
 
     state: JobState | link.LinkState
 
@@ -68,35 +76,31 @@ class Channel(Stepping):
         super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
         self._refused = 0
-        self._listener: Listener | None = None
+        self._room = len(job.members) + STRANGERS
+        self._lobby = Lobby(system.selector, self._connection_on, self._room)
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
-        self._alive_at = math.inf
+        self._alive_at = self._listen_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
-
-    @property
-    def own_name_resolves(self) -> bool:
-        """Whether other hosts can find this one by its name, as far as it knows."""
-        return self._listener is None or self._listener.own_name_resolves
+        self.own_name_resolves = True  # as far as it knows
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        if self._coordinates and self._job.members:
-            self._listener = Listener(
-                self._job, self._system, self._connection_on, self._cannot_listen
-            )
-            self._listener.listen()
+        if not self._coordinates:
+            self._connect(0.0)
+        elif self._job.members:
+            self._listen()
         self._act(self._first)
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never."""
-        due: float = min(self._machine.due(self.state), self._alive_at)
-        return min(due, self._listener.listen_at) if self._listener else due
+        due: float = min(self._machine.due(self.state), self._alive_at, self._listen_at)
+        return due
 
     def tick(self) -> None:
         """Do what is due."""
         now = self._system.now()
-        if self._listener and now >= self._listener.listen_at:
-            self._listener.listen()
+        if now >= self._listen_at:
+            self._listen()
         if now >= self._alive_at:
             self._send(self._connections, messages.Alive())
             self._alive_at = now + _ALIVE_SECONDS
@@ -148,13 +152,9 @@ class Channel(Stepping):
             self._send(action.hosts, action.message)
             if self._job.current_host in action.hosts:
                 self._command(action.message)
-        elif isinstance(action, events.Alone):
-            self._command(action)
         else:
-            assert isinstance(action, events.Connect)
-            address = self._job.cluster.address(self._job.coordinator)
-            port, then = self._job.options.peer_port, self._connected
-            self._system.connect(address, port, action.seconds, then)
+            assert isinstance(action, events.Alone)
+            self._command(action)
 
     def _send(self, hosts: Iterable[str], message: Message) -> None:
         to = [self._connections[host] for host in hosts if host in self._connections]
@@ -164,6 +164,33 @@ class Channel(Stepping):
                 connection.send(line)
 
     # Connections.
+
+    def _listen(self) -> None:
+        """Start listening; try again in a while if another program has the port."""
+        job, now = self._job, self._system.now()
+        self._listen_at = math.inf
+        try:
+            address = job.cluster.address(job.current_host)
+            sockets, self.own_name_resolves = self._system.listen(address, job.options.peer_port)
+        except OSError as error:
+            until = self._began + min(_LISTEN_SECONDS, job.options.start_timeout)
+            if error.errno == errno.EADDRINUSE and now < until:
+                self._listen_at = now + _LISTEN_AGAIN_SECONDS
+            else:
+                seen = (
+                    f"{job.current_host} cannot listen on port {job.options.peer_port} for the "
+                    f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
+                )
+                self._cannot_listen(change_port(seen))
+            return
+        self._lobby.listen(*sockets)
+        files, used = self._system.open_files()
+        needs = used + self._room + _DESCRIPTORS
+        if files < needs:
+            self._cannot_listen(
+                f"{job.current_host} can have {files} files open (ulimit -n), but the connections "
+                f"of {job.cluster.nnodes} hosts need {needs}; raise that limit."
+            )
 
     def _cannot_listen(self, why: str) -> None:
         self.report(messages.Failed(of_host(f"launcher: {why}")))
@@ -176,17 +203,29 @@ class Channel(Stepping):
             return None
 
     def _end_listening(self) -> None:
-        if self._listener:
-            self._listener.close()
+        """Accept no more connections, and close those of strangers."""
+        self._listen_at = math.inf
+        self._lobby.close()
+
+    def _connect(self, seconds: float) -> None:
+        """Connect to the coordinator after some seconds."""
+        address = self._job.cluster.address(self._job.coordinator)
+        self._system.connect(address, self._job.options.peer_port, seconds, self._connected)
 
     def _connected(self, what: socket.socket | str) -> None:
         connection = None if isinstance(what, str) else self._connection_on(what)
         if connection:
             self._admit(connection, self._job.coordinator)
-            self.happens(events.Connected())
+            self.happens(events.Tried())
         else:
-            why = what if isinstance(what, str) else "it does not answer"
-            self.happens(events.Unreachable(why))
+            self.happens(events.Tried(what if isinstance(what, str) else "it does not answer"))
+            self._connect_again()
+
+    def _connect_again(self) -> None:
+        """Connect after a while that grows, unless the coordinator has welcomed this host."""
+        if isinstance(self.state.phase, link.Joining):
+            seconds = max(_RETRY_SECONDS, (self._system.now() - self._began) / 8)
+            self._connect(min(MOST_RETRY_SECONDS, seconds))
 
     def _admit(self, connection: Connection, host: str) -> None:
         connection.host, connection.is_stranger = host, False
@@ -230,3 +269,4 @@ class Channel(Stepping):
         if self._connections.get(connection.host) is connection:
             del self._connections[connection.host]
             self.happens(Lost(connection.host, why))
+            self._connect_again()

@@ -47,14 +47,10 @@ class StoreMade(NamedTuple):
     why: str = ""
 
 
-class Connected(NamedTuple):
-    """There is a connection to the coordinator."""
+class Tried(NamedTuple):
+    """This host has tried to connect to the coordinator; `trouble` is "" if it is connected now."""
 
-
-class Unreachable(NamedTuple):
-    """This host could not connect to the coordinator."""
-
-    trouble: str
+    trouble: str = ""
 
 
 class Time(NamedTuple):
@@ -62,12 +58,6 @@ class Time(NamedTuple):
 
 
 # Actions.
-
-
-class Connect(NamedTuple):
-    """Connect to the coordinator after `seconds`: `Connected` or `Unreachable` follows."""
-
-    seconds: float
 
 
 class Send(NamedTuple):
@@ -86,4 +76,4 @@ class Alone(NamedTuple):
     how: str
 
 
-Action = Union[Log, Note, Connect, Send, Alone]
+Action = Union[Log, Note, Send, Alone]

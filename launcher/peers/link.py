@@ -2,12 +2,12 @@
 
     state, actions = step(state, event, now)
 
-Until the coordinator has welcomed this host (Joining), the host keeps trying to reach it, and sends
-all its reports with each hello. It waits for the reply as long as the connection lasts: a slow
-coordinator has the hello, and would take a second one for another host's. Another program that
-listens in its place does not matter. From then on (Joined) reports go up, commands come down, and
-only the coordinator decides. If the coordinator is lost, or was never reached, this host's run ends
-by itself: Left.
+Until the coordinator has welcomed this host (Joining), the channel keeps trying to reach it, and
+all reports are sent with each hello. The host waits for the reply as long as the connection lasts:
+a slow coordinator has the hello, and would take a second one for another host's. Another program
+that listens in its place does not matter. From then on (Joined) reports go up, commands come down,
+and only the coordinator decides. If the coordinator is lost, or was never reached, this host's run
+ends by itself: Left.
 
 Timeouts: Joining, the start timeout, or a few seconds after a stop or an error. Joined: the
 channel, which detects a lost coordinator (channel.py). Times are on the clock System.now(), waits
@@ -26,8 +26,6 @@ from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.result.causes import change_port, of_lost_host
 from launcher.text.words import Log
 
-# Between two tries to reach the coordinator: at first, and at most.
-RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 # For a host that has been stopped, or cannot start, to tell the coordinator.
 _UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, messages.Failed: 5.0}
 
@@ -35,7 +33,7 @@ _UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, messages.Failed: 5
 
 
 class Joining(NamedTuple):
-    """This host tries to reach the coordinator."""
+    """This host tries to reach the coordinator; `trouble` is why it has not been welcomed yet."""
 
     deadline: float
     log_missing_at: float
@@ -59,7 +57,6 @@ class LinkState(NamedTuple):
 
     job: Job
     phase: Phase
-    began: float
 
 
 LinkStep = tuple[LinkState, tuple[events.Action, ...]]
@@ -68,7 +65,7 @@ LinkStep = tuple[LinkState, tuple[events.Action, ...]]
 def begin(job: Job, now: float) -> LinkStep:
     """Return the state at the launcher's start, and the actions to carry out."""
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
-    return LinkState(job, joining, now), (events.Connect(0),)
+    return LinkState(job, joining), ()
 
 
 def due(state: LinkState) -> float:
@@ -94,20 +91,13 @@ def step(state: LinkState, event: Any, now: float) -> LinkStep:
 # Until the coordinator has welcomed this host.
 
 
-def unreachable(state: LinkState, event: events.Unreachable, now: float) -> LinkStep:
-    """Connect after a while, which grows from 0.02 s to 1 s."""
-    if not isinstance(state.phase, Joining):
-        return state, ()
-    joining = state.phase._replace(trouble=event.trouble)
-    seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
-    return state._replace(phase=joining), (events.Connect(seconds),)
-
-
-def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep:
-    """Send this host's hello and its reports."""
+def tried(state: LinkState, event: events.Tried, now: float) -> LinkStep:
+    """Send this host's hello and its reports, if there is a connection."""
     phase = state.phase
     if not isinstance(phase, Joining):
         return state, ()
+    if event.trouble:
+        return state._replace(phase=phase._replace(trouble=event.trouble)), ()
     reports = (_report(state, message) for message in (messages.hello(state.job), *phase.reports))
     port = state.job.options.peer_port
     seen = f"what listens on port {port} there does not answer as this job's launcher"
@@ -152,9 +142,7 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
 
 def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkStep:
     """End: nobody else decides, and torchrun's store is lost with the coordinator."""
-    if isinstance(state.phase, Joining):  # another program, or a coordinator without room
-        return unreachable(state, events.Unreachable(state.phase.trouble), now)
-    if not isinstance(state.phase, Joined):
+    if not isinstance(state.phase, Joined):  # another program, or a coordinator without room
         return state, ()
     how = f"was lost: {event.why}"
     # If it was only suspended, it ends with the same result when it continues.
@@ -167,8 +155,7 @@ def _report(state: LinkState, message: messages.Hello | messages.FromMember) -> 
 
 
 EVENTS: Mapping[type, Callable[[LinkState, Any, float], LinkStep]] = {
-    events.Unreachable: unreachable,
-    events.Connected: connected,
+    events.Tried: tried,
     events.Lost: coordinator_lost,
     events.Time: time_is_up,
 }

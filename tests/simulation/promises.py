@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from launcher.peers import link
+from launcher.peers.channel import MOST_RETRY_SECONDS
 from launcher.result.causes import NO_RESTART, Cause, Result
 from launcher.run.machine import GONE_SECONDS, TORCHRUN_SECONDS
 from simulation import faults, promises_of_ranks
@@ -110,7 +110,7 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
 def _is_alone(watch: Watch, launcher: Launcher, first: Launcher) -> bool:
     """Tell whether a host came too late to hear the result, or left before it met the first."""
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    leaves_first = launcher.ended_at <= first.started_at + link.MOST_RETRY_SECONDS
+    leaves_first = launcher.ended_at <= first.started_at + MOST_RETRY_SECONDS
     is_odd = bool(launcher.stops) or planned(watch, *SLOW, What.LAUNCHER_FAILS)
     return launcher.started_at > stays or leaves_first or (launcher.torchrun is None and is_odd)
 
