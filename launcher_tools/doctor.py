@@ -77,8 +77,7 @@ def _report(
     job, has_script = planned(argv, environ, signals)
     if job is _UNKNOWN:
         return job, [ReportLine("job", OK, line) for line in logged]
-    asked = {name: lambda c=check: [*c(job, environ)] for name, check in CHECKS.items()}
-    found = at_once(asked, SECONDS, signals)
+    found = at_once(lambda name: [*CHECKS[name](job, environ)], CHECKS, SECONDS, signals)
     report = [ReportLine(name, *finding) for name in CHECKS for finding in found.get(name, [_LATE])]
     return job, [*report, *_of_job(job, logged, has_script=has_script)]
 

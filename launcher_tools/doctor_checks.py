@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import glob
 import json
 import os
@@ -18,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Callable, TypeVar
 
 from launcher.host import cgroups
@@ -29,7 +28,7 @@ from launcher.host.processes import stat
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Job
-from launcher.job.options import INIT
+from launcher.job.options import HOST_ADDRESSES, INIT
 from launcher.result.failure import output_dir
 from launcher.text.words import flag, is_loopback, listed, other_port, plural, shortened
 
@@ -53,6 +52,7 @@ _PLUGINS = (  # of aws-ofi-nccl, as in AWS's installer and AWS's images
 )
 _SHM, _SHM_USE = "/dev/shm", "data loader workers and NCCL pass data through it"
 _LITTLE_SHM, _LITTLE_DISK = 1 << 29, 1 << 30  # bytes; Docker's default of the first is 64 MiB
+_LOCKED = 16 << 30  # bytes that EFA may lock
 _FEW_FILES, _DESCRIPTORS = 4096, 30  # that the first launcher needs, besides one for each host
 _OTHER_THREADS = 16  # of a rank: torch's own, and its keeper's processes
 _SYSTEMS = ("systemd", "init", "launchd")
@@ -66,33 +66,31 @@ _FEWER_WORKERS = "use fewer data loader workers (num_workers)"
 
 
 def at_once(
-    functions: Mapping[str, Callable[[], _T]], seconds: float, signals: Signals | None = None
+    function: Callable[[str], _T],
+    names: Iterable[str],
+    seconds: float,
+    signals: Signals | None = None,
 ) -> dict[str, _T]:
-    """Call functions in threads; return the results that come within `seconds`, by name.
+    """Call function(name) for all names, in threads; return the results that come in time.
 
     A stop ends the wait. A thread that hangs ends with this process.
     """
     found: dict[str, _T] = {}
-    errors: list[Exception] = []
 
     def call(name: str) -> None:
-        try:
-            found[name] = functions[name]()
-        except Exception as error:
-            errors.append(error)
+        found[name] = function(name)
 
-    for name in functions:
+    threads = [threading.Thread(target=call, args=[name], daemon=True) for name in names]
+    for thread in threads:
         try:
-            threading.Thread(target=call, args=[name], daemon=True).start()
+            thread.start()
         except RuntimeError:  # this container allows no more threads
-            call(name)
+            thread.run()
     deadline = time.monotonic() + seconds
-    while len(found) < len(functions) and not errors and time.monotonic() < deadline:
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         if signals and signals.stop:
             break
         time.sleep(_POLL_SECONDS)
-    for error in errors:
-        raise error
     return dict(found)
 
 
@@ -107,19 +105,13 @@ def _restart(environ: Mapping[str, str], option: str, otherwise: str) -> str:
 
 
 def names(job: Job, environ: Mapping[str, str]) -> Findings:
-    """Check whether the names of the other hosts resolve to them."""
-    cluster = job.cluster
-    others = [host for host in cluster.hosts[:_MOST_NAMES] if host != cluster.current_host]
-    asked = {host: functools.partial(look_up, cluster.address(host)) for host in others}
-    answers = at_once(asked, NAMES_SECONDS)
-    addresses = {host: str(answers[host][0][1][0]) for host in others if answers.get(host)}
-    unknown = [host for host in others if host not in addresses]
-    here = [
-        host
-        for host, address in addresses.items()
-        if is_loopback(address) and address != cluster.address(host)
-    ]
-    if unknown:
+    """Check whether the names of the other hosts resolve to them; made-up hosts have none."""
+    hosts, addresses = job.cluster.hosts[:_MOST_NAMES], job.cluster.addresses
+    others = [host for host in hosts if host not in (job.current_host, *addresses)]
+    found = at_once(look_up, others, NAMES_SECONDS)
+    resolved = {host: str(answer[0][1][0]) for host, answer in found.items() if answer}
+    here = [host for host, address in resolved.items() if is_loopback(address)]
+    if unknown := [host for host in others if host not in resolved]:
         seen = f"no address within {NAMES_SECONDS} s for {listed(unknown)}"
         to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
         yield WARNING, seen, to_do + "have started, check this container's DNS (/etc/resolv.conf)"
@@ -127,8 +119,7 @@ def names(job: Job, environ: Mapping[str, str]) -> Findings:
         seen = f"{listed(here)} resolves to this host's own loopback"
         yield WARNING, seen, "remove the name from /etc/hosts, or fix DNS"
     if others and not (unknown or here):
-        shown = [f"{host} is {address}" for host, address in addresses.items()]
-        yield OK, f"all resolve: {listed(shown)}"
+        yield OK, f"all resolve: {listed([f'{host} is {resolved[host]}' for host in others])}"
 
 
 def interface(job: Job, environ: Mapping[str, str]) -> Findings:
@@ -169,26 +160,25 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
     if fields and (not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in options.given):
         fields.append("rdzv_port")
     for field in fields:
-        first, is_first = cluster.hosts[0], cluster.node_rank == 0
-        port = getattr(options, field)
+        first, port = cluster.hosts[0], getattr(options, field)
         where = f"port {port} ({flag(field)})"
-        try:
-            if is_first:
+        if cluster.node_rank == 0:
+            try:
                 listen_on_all(port).close()
                 yield OK, f"{where} is free on this host, where all hosts connect"
-            else:
-                address = cluster.address(first), port
-                socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
-                yield OK, f"{first} answers at {where}"
+            except OSError as error:
+                seen = f"this host cannot listen on {where}: {os.strerror(error.errno or 0)}"
+                yield PROBLEM, seen, other_port(field)
+            continue
+        try:
+            address = cluster.address(first), port
+            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+            yield OK, f"{first} answers at {where}"
         except ConnectionRefusedError:
             yield OK, f"{first} can be reached; nothing is listening yet at {where}"
-        except OSError as error:
+        except OSError:
             to_do = "if it has started, allow all traffic between the hosts (security group)"
-            found = (WARNING, f"{first} did not answer at {where}", to_do)
-            if is_first:
-                seen = f"this host cannot listen on {where}: {os.strerror(error.errno or 0)}"
-                found = (PROBLEM, seen, other_port(field))
-            yield found
+            yield WARNING, f"{first} did not answer at {where}", to_do
 
 
 def efa(job: Job, environ: Mapping[str, str]) -> Findings:
@@ -205,7 +195,7 @@ def efa(job: Job, environ: Mapping[str, str]) -> Findings:
         seen = "this host has an EFA device, but no NCCL plugin (libnccl-net*.so) was found in "
         seen += "LD_LIBRARY_PATH or where AWS installs it"
         yield WARNING, seen, "install aws-ofi-nccl in the image; without it, NCCL uses TCP"
-    elif _is_less(locked, 16 << 30):
+    elif 0 <= locked < _LOCKED:  # it is -1 without a limit
         seen = f"EFA locks memory, but only {locked >> 10} KiB may be locked"
         to_do = _restart(environ, "--ulimit memlock=-1", "have NCCL use TCP (NCCL_NET=Socket)")
         yield WARNING, seen, to_do
@@ -331,7 +321,7 @@ def limits(job: Job, environ: Mapping[str, str]) -> Findings:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     needs = max(_FEW_FILES, job.cluster.nnodes + _DESCRIPTORS)
     seen = f"a process may have {'any number of' if files < 0 else files} files open"
-    if _is_less(files, needs):
+    if 0 <= files < needs:  # it is -1 without a limit
         yield WARNING, seen, _restart(environ, f"--ulimit nofile={needs}", _FEWER_WORKERS)
     else:
         yield OK, seen
@@ -355,28 +345,24 @@ def limits(job: Job, environ: Mapping[str, str]) -> Findings:
     yield WARNING, seen, _restart(environ, "--pids-limit=-1", fewer)
 
 
-def _is_less(limit: int, needed: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < needed
-
-
 # PID 1
 
 
 def stop(job: Job, environ: Mapping[str, str]) -> Findings:
     """Check whether a stop, SIGTERM to PID 1, would reach the ranks of a job started here."""
-    above = _above()
-    first = above.get(1) or _command(1)  # docker exec: PID 1 is not above this process
+    first = read_text(f"{_ROOT}/proc/1/cmdline").replace("\0", " ").strip()
     program = first.partition(" ")[0].rpartition("/")[2]
     shown = f"PID 1 is `{shortened(first, 80)}`"
     init = environ.get(INIT, "").partition(":")[0]
     has_init = f"@{init}\n" in read_text(f"{_ROOT}/proc/net/unix")
-    if any(re.match(f"{_LAUNCHER}local\\b", command) for command in above.values()):
+    pids = _up_to_the_top()
+    if HOST_ADDRESSES in environ:
         yield OK, "`sm-launch local` forwards stops"
-    elif [*above] == [1] or re.match(_LAUNCHER, first) or has_init:
+    elif pids[0] == 1 or re.match(_LAUNCHER, first) or has_init:
         yield OK, "PID 1 is the launcher, or its `init`: every rank gets a stop"
-    elif program in _SYSTEMS or 1 not in above:
+    elif program in _SYSTEMS or 1 not in pids:  # docker exec: PID 1 is not above this process
         yield OK, "not under a container's PID 1: stop the launcher itself (SIGTERM)"
-    elif program in _INITS and [*above][1:] == [1]:
+    elif program in _INITS and pids[1] == 1:
         yield OK, f"{shown}, which forwards stops to the launcher"
     else:
         seen = f"{shown}: a stop reaches ranks only if that forwards SIGTERM to the launcher; "
@@ -384,17 +370,12 @@ def stop(job: Job, environ: Mapping[str, str]) -> Findings:
         yield WARNING, seen, _PUT_INIT
 
 
-def _above() -> dict[int, str]:
-    """Return the command lines of this process and those above it, by their pids, upwards."""
-    found, pid = {}, os.getpid()
-    while pid and (fields := stat(pid)):  # this user may not see all
-        found[pid] = _command(pid)
-        pid = int(fields[1])
-    return found
-
-
-def _command(pid: int) -> str:
-    return read_text(f"{_ROOT}/proc/{pid}/cmdline").replace("\0", " ").strip()
+def _up_to_the_top() -> list[int]:
+    """Return the pids of this process and those above it, upwards; this user may not see all."""
+    pids = [os.getpid()]
+    while fields := stat(pids[-1]):
+        pids.append(int(fields[1]))
+    return pids
 
 
 _CHECKS = (names, interface, ports, efa, devices, torch, disk, limits, stop)  # the report's order

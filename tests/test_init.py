@@ -395,8 +395,7 @@ def test_garbage_on_its_socket_changes_nothing(init, monkeypatch):
                 stranger.connect("\0" + name.partition(":")[0])
                 if word:
                     stranger.send(word)
-        above = {9: "sm-launch doctor", 1: "sh"}
-        monkeypatch.setattr(doctor_checks, "_above", lambda: above)
+        monkeypatch.setattr(doctor_checks, "_up_to_the_top", lambda: [9, 1])
         ((level, _),) = doctor_checks.stop(None, {"LAUNCHER_INIT": name})
         assert level == "ok"  # doctor sees that it runs
         open("go-on", "w").close()
