@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from simulation.planting import mistakes, planted
+from simulation.planting import cases, planted
 
 from launcher.job.options import Options
 from launcher.text.words import Log
@@ -243,7 +243,7 @@ def broken_by_the_end(seed, fault):
     return f"not ended by {by}" if min(job.ended_at, MOST) > by else ""
 
 
-MISTAKES = mistakes(Path(__file__).with_name("watch_mistakes.txt"))
+MISTAKES = cases(Path(__file__).with_name("watch_mistakes.txt"))
 FAULTS = ("", "absent", "silent", "ended", "long", "network")
 
 

@@ -18,8 +18,8 @@ the same job every time. In the order in which to read:
     promises.py promises_of_ranks.py truth.py   what is promised
     strategies.py        how plans are drawn
     search.py __main__.py   many jobs; a counterexample, shrunk, with its trace
-    mistakes.txt planting.py   mistakes that the simulator has to find
-    lives.py real_rank.py   the same small jobs with real processes
+    jobs.txt mistakes.txt planting.py   single jobs, and mistakes that the simulator has to find
+    real.txt lives.py real_rank.py   the same small jobs with real processes
 
 test_simulation.py runs thousands of jobs, and shows each planted mistake in a job; test_model.py
 holds simulated jobs to real ones.

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from simulation.facts import broken
 from simulation.job import Job
 from simulation.plan import read, written
-from simulation.planting import mistakes, planted
+from simulation.planting import HERE, cases, planted
 from simulation.search import report, search, smaller
 
 OF_A_SEED = 1000  # jobs
@@ -62,7 +62,7 @@ def many(jobs: int, seed: int, processes: int) -> int:
 def how_soon(jobs: int) -> int:
     """Plant each mistake; print how many jobs it takes to find it, and the smallest of those."""
     missed = 0
-    for mistake in mistakes():
+    for mistake in cases(HERE / "mistakes.txt"):
         with planted(mistake):
             found = search(0, jobs)
             missed += not found

@@ -1,4 +1,4 @@
-"""Plants a mistake of mistakes.txt, or of another file, into the launcher while a test runs."""
+"""Jobs as data, in mistakes.txt, jobs.txt and real.txt; mistakes, planted into the launcher."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 
 
-class Mistake(NamedTuple):
-    """What is wrong, and how: in a file `old` becomes `new`; the job that shows it, and by what."""
+class Case(NamedTuple):
+    """A job of a file: its plan, and how all hosts end, if it says so.
+
+    With a mistake, `old` becomes `new` in the `file` of the launcher, which breaks the promise.
+    """
 
     what: str
     file: str
     old: str
     new: str
     promise: str
+    end: str
     plan: Plan
 
 
-def mistakes(file: Path = HERE / "mistakes.txt") -> list[Mistake]:
-    """Return all mistakes of a file."""
+def cases(file: Path) -> list[Case]:
+    """Return all jobs of a file."""
     blocks = file.read_text(encoding="utf-8").split("\n\n")
-    return [_mistake(block.splitlines()) for block in blocks if block[0] != "#"]
+    return [_case(block.splitlines()) for block in blocks if block[0] != "#"]
 
 
-def _mistake(lines: list[str]) -> Mistake:
-    of = {sign: "\n".join(line[2:] for line in lines if line[:2] == f"{sign} ") for sign in "-+!>"}
+def _case(lines: list[str]) -> Case:
+    of = {sign: "\n".join(line[2:] for line in lines if line[:2] == f"{sign} ") for sign in "-+!=>"}
     plan = read(of[">"]) if of[">"] else Plan()
-    return Mistake(lines[0], lines[1], of["-"], of["+"], of["!"], plan)
+    return Case(lines[0], lines[1], of["-"], of["+"], of["!"], of["="], plan)
 
 
 @contextlib.contextmanager
-def planted(mistake: Mistake) -> Iterator[None]:
+def planted(mistake: Case) -> Iterator[None]:
     """Have functions do what they would do with the mistake in their source."""
     path = REPO / mistake.file
     source = path.read_text(encoding="utf-8")

@@ -15,58 +15,11 @@ from conftest import more
 
 from simulation.job import Job
 from simulation.lives import lives
-from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, written
+from simulation.plan import Fault, Plan, What, written
+from simulation.planting import HERE, cases
 from simulation.real_rank import TRAINS_FROM
 
-HERE = Path(__file__).parent
-
-# A busy machine may delay real processes for seconds: ranks that something is to end would run for
-# a minute, and no grace ends before they do, but of those that ignore a stop.
-DIES = Script(60, AtStop.DIES, at_break=AtBreak.GOES_ON)
-SAVES = Script(60, AtStop.SAVES, save=0.5, save_code=143, at_break=AtBreak.GOES_ON)
-IGNORES = Script(60, AtStop.IGNORES, at_break=AtBreak.GOES_ON)
-SUCCEEDS = Script(3, AtStop.DIES, at_break=AtBreak.GOES_ON)
-
-
-def one(script: Script, *faults: Fault, **other: Any) -> Plan:
-    """Return a job of one host with two ranks."""
-    plan = Plan(hosts=1, nproc=2, grace=30, failure_grace=30, script=script, faults=faults)
-    return plan._replace(**other)
-
-
-def two(script: Script, *faults: Fault, **other: Any) -> Plan:
-    """Return a job of two hosts with one rank each."""
-    return one(script, *faults, hosts=2, nproc=1, **other)
-
-
-FAILS = SAVES._replace(at_break=AtBreak.EXITS)
-SCENARIOS = {
-    "a rank raises, and the other one saves": one(SAVES, Fault(What.RAISES, 3, local_rank=1)),
-    "a rank exits, and the other one has to be killed": one(
-        IGNORES, Fault(What.EXITS, 3), failure_grace=1
-    ),
-    "a rank's hook ends it with 0": one(SUCCEEDS, Fault(What.FORGIVEN, 3, amount=0.1)),
-    "a rank leaves the other one, which fails of it": one(
-        FAILS, Fault(What.LEAVES, 3, local_rank=1)
-    ),
-    "a rank cleans up, and the other one fails of it before": one(
-        FAILS, Fault(What.RAISES, 3, amount=4), seed=2
-    ),
-    "a rank ends, and both are restarted": one(SUCCEEDS, Fault(What.ENDS, 3), max_restarts=1),
-    "a stop, and ranks that save": one(SAVES, Fault(What.STOP, 3)),
-    "a stop, and ranks that die of it": one(DIES, Fault(What.STOP, 3)),
-    "Ctrl-C three times": one(IGNORES, Fault(What.CTRL_C_THRICE, 3)),
-    "a rank of another host raises": two(SAVES, Fault(What.RAISES, 3, host=1)),
-    "a stop of one host of two": two(SAVES, Fault(What.STOP, 3, host=1)),
-    "what torchrun has started is killed": two(SAVES, Fault(What.STUB_KILLED, 3, host=1)),
-    "a keeper is killed": one(SAVES, Fault(What.KEEPER_KILLED, 3)),
-    "torchrun is killed": two(SAVES, Fault(What.TORCHRUN_KILLED, 3, host=1)),
-    "the first host's launcher is killed": two(SAVES, Fault(What.LAUNCHER_KILLED, 3)),
-    "the ranks of two hosts are restarted": two(
-        SUCCEEDS, Fault(What.ENDS, 3, host=1), max_restarts=1
-    ),
-    "one host is through before the other": two(SUCCEEDS, Fault(What.HOST_SLOW, host=1, amount=3)),
-}
+SCENARIOS = {case.what: case.plan for case in cases(HERE / "real.txt")}
 # For `make matrix`.
 SECOND_OF_THEIR_KIND = ("a rank exits, and the other one has to be killed", "Ctrl-C three times")
 
