@@ -18,15 +18,6 @@ _PRINTED = rb"[^\r\n\x1b][^\r\n]*\r?\n(?:[^\r\n\x1b]*\r?\n)*"  # whole lines
 _UNSEEN = rb"\x1b\[[\d;]*m|\s"
 
 
-def writes_over(text: bytes) -> bool:
-    """Tell whether text overwrites earlier text, as a bar does."""
-    if not (b"\r" in text or b"\x1b[" in text):
-        return False
-    import re
-
-    return re.search(_OVERWRITES, text) is not None
-
-
 class _Row:
     """A row of a terminal: its text, and its last text that was not blank."""
 
@@ -49,10 +40,15 @@ class Bars:
         self._has_gone_up = False
         self._next = self._fed_at = -NEVER
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to overwrite."""
-        return len(self._rows) == 1 and not self._rows[0].text
+    def takes(self, text: bytes) -> bool:
+        """Tell whether this takes text: it overwrites earlier text, or would stand amid a bar."""
+        if len(self._rows) > 1 or self._rows[0].text:
+            return True
+        if not (b"\r" in text or b"\x1b[" in text):
+            return False
+        import re
+
+        return re.search(_OVERWRITES, text) is not None
 
     def feed(self, text: bytes, now: float) -> bytes:
         """Process text that was written `now`, in seconds; return complete lines."""
@@ -79,7 +75,9 @@ class Bars:
             if kind in b"\nBE" or len(row.text) > _LONGEST:
                 self._down(lines)
             elif kind in b"AF":
-                self._up(min(int(count) if count.isdigit() else 1, _MOST_ROWS))
+                above = min(int(count) if count.isdigit() else 1, _MOST_ROWS) - self._at
+                self._rows[:0] = [_Row() for _ in range(above)]  # which were never written
+                self._at, self._has_gone_up = max(0, -above), True
             elif kind in b"\rG":
                 self._is_at_begin = True
             elif kind in b"JK":
@@ -96,12 +94,6 @@ class Bars:
             self._rows.append(_Row())
             if row.is_new or (len(self._rows) == 1 and not row.state):
                 lines.append(row.state + b"\n")
-
-    def _up(self, count: int) -> None:
-        self._has_gone_up = True
-        above = max(0, count - self._at)  # rows that were never written
-        self._rows[:0] = [_Row() for _ in range(above)]
-        self._at += above - count
 
     def states(self, now: float) -> bytes:
         """Return the lines that are due, or the last ones."""

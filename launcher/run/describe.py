@@ -81,7 +81,7 @@ def killed() -> list[str]:
     """
     by = time.monotonic() + _TO_DIE
     with contextlib.suppress(Exception):  # an unknown version of Python
-        while True:
+        while time.monotonic() < by:
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [child for module in modules for child in getattr(module, "_children", ())]
             for child in children:
@@ -90,8 +90,6 @@ def killed() -> list[str]:
                     how = _SIGNALS.get(number, f"signal {number}")
                     name = f"{str(child.name)[:_NAME]} (pid {child.pid})"
                     return [f"its child process {name} was killed by {how}"]
-            if not children or time.monotonic() >= by:
-                break
             time.sleep(0.01)
     return []
 

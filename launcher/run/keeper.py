@@ -283,9 +283,8 @@ class Keeper:
             return
         if not script.pid:
             says = script.its.pop(0)
-            all_of_it: dict[str, str | None] = {**self._environ, **environ}
-            all_of_it["LAUNCHER_KEEPER"] = str(says)
-            raise Forked({name: text for name, text in all_of_it.items() if text is not None}, says)
+            merged = {**self._environ, **environ, "LAUNCHER_KEEPER": str(says)}
+            raise Forked({name: text for name, text in merged.items() if text is not None}, says)
         close(script.its)
         self._has_children = True
         self._launcher.send({"runs": {"pid": script.pid}})
@@ -355,7 +354,6 @@ class Keeper:
             yield deadline
         if did_run and waits and script.died_of_a_stop:
             signalled = self._signal_group()
-        has_told = False
         while self._has_children and (now := time.monotonic()) < deadline:
             pids = [pid for pid in below(os.getpid()) if pid not in signalled]
             if now >= leftovers_at:
@@ -363,8 +361,8 @@ class Keeper:
                 for pid in pids:
                     self._log(f"stopping process {pid}, which {self._name} left running.")
                     send(pid, signal.SIGTERM)
-            elif pids and waits and not has_told:
-                has_told = True
+            elif pids and waits:
+                waits = False  # logged once
                 count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
                 self._log(f"{count}; any that remain will be killed in {deadline - now:.0f} s.")
             yield leftovers_at if now < leftovers_at else min(now + _AGAIN_SECONDS, deadline)

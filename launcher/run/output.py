@@ -13,7 +13,7 @@ import select
 import stat
 import time
 
-from bars import NEVER, Bars, writes_over  # type: ignore[import-not-found]  # beside this file
+from bars import NEVER, Bars  # type: ignore[import-not-found]  # beside this file
 from lines import suppress  # type: ignore[import-not-found]
 
 PARTIAL_SECONDS = 0.2  # until text without a line end is shown
@@ -119,7 +119,7 @@ class Stream:
     def _take(self, text: bytes, now: float) -> None:
         """Process text that was not shown yet."""
         end = text.rfind(b"\n") + 1
-        if not self._has_bars and (not self._bars.is_over or writes_over(text)):
+        if not self._has_bars and self._bars.takes(text):
             end = len(text)
             self._show_lines(self._bars.feed(text, now))
         else:
@@ -133,8 +133,7 @@ class Stream:
     @property
     def due(self) -> float:
         """When something must be shown even without more input."""
-        due: float = min(self._rest_due, self._bars.due)
-        return due
+        return float(min(self._rest_due, self._bars.due))
 
     def show_due(self, now: float) -> None:
         """Show text without a line end, and bars' states, if it is time."""
