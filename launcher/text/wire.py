@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def read(kind: Any, value: Any) -> Any:
@@ -26,6 +26,8 @@ def read(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin is tuple:
         return _tuple(get_args(kind), _of(list, value))
+    if origin is Union:  # with None
+        return None if value is None else read(get_args(kind)[0], value)
     if origin is Mapping:
         return _of(dict, value)
     if kind is float:
