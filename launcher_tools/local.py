@@ -22,7 +22,6 @@ from launcher_tools.local_output import Output
 from launcher_tools.local_setup import Share
 
 HELP = local_options.HELP
-_LOOPBACK = "lo"
 _NAMED = 8  # files of a folder, at most
 
 
@@ -36,7 +35,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 
 
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
-    interfaces = resources.read_resources().interfaces
+    resources.read_resources()  # raises LaunchError without torch, before anything is created
     shares = local_setup.shares(len(chosen.hosts), environ, signals)
     if stop := signals.stop:  # a stop during the query for GPUs
         log(f"{signal_name(stop)}: nothing was started.")
@@ -46,9 +45,8 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     job_name = f"{name}-{os.getpid()}"
     wanted = chosen.run_dir or os.path.join("runs", name)
     run_dir = local_setup.make_run_dir(wanted, chosen.hosts[0])
-    interface = _LOOPBACK if _LOOPBACK in interfaces else ""
     named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
-    local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed}, interface)
+    local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed})
     output, log_dir = Output(environ), chosen.options.log_dir
     internal = {
         # Names sort like these addresses, by which torchrun sorts the hosts.
@@ -57,7 +55,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         EVENTS_DIR: os.path.abspath(log_dir or run_dir),
         BARS: "".join(str(fd) for fd in sorted(output.terminals)),
     }
-    ports = local_setup.free_ports(2)
+    ports = local_setup.free_ports()
     hosts = []
     for number, share in enumerate(shares, 1):
         base_dir = os.path.join(run_dir, f"algo-{number}")
@@ -93,13 +91,13 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
     gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
     each = plural(first.cores, "core") + gpus + (" each" if count > 1 else "")
     after = "is after --, so it is passed to the script; options of sm-launch local must be before"
-    lines = [f"{words} {after} --." for words in chosen.behind]
+    lines = [f"{words} {after} --." for words in local_options.meant_for_local(chosen.script_args)]
     lines.append(f"{who}; {each}; the hosts' folders are in {run_dir}.")
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than hosts ({count}), so no host has a GPU.")
     processes = count * (chosen.options.nproc_per_node or len(first.gpus or ()) or 1)
     cores = len({share.cpus for share in shares}) * first.cores
-    if processes > cores and first.cpus:
+    if processes > cores:
         lines.append(f"{processes} processes share {plural(cores, 'core')}.")
     return lines
 

@@ -15,7 +15,8 @@ from launcher.text.words import flag
 from launcher_tools.parser import Parser
 
 _MOST_HOSTS = 100
-START, STOP, KILL = "start", "stop", "kill"  # actions on a host
+LATE, STOP, KILL = "late", "stop", "kill"  # actions on a host: to start it, perhaps late
+_ACTS = (LATE, STOP, KILL)  # at the same time, in this order
 _TARGETS = ("--train-script", "--train-module")
 
 
@@ -23,13 +24,13 @@ class Event(NamedTuple):
     """An action on a host: `at` seconds since the start; `host` is "" for all hosts."""
 
     at: float
-    act: str  # START, STOP or KILL
+    act: str  # LATE, STOP or KILL
     host: str
 
     @property
     def typed(self) -> str:
-        """As on the command line: `algo-2@20`."""
-        return f"{self.host}@{self.at:g}"
+        """As on the command line: `--kill algo-2@20`."""
+        return f"--{self.act} {self.host}@{self.at:g}"
 
 
 class Choices(NamedTuple):
@@ -44,7 +45,6 @@ class Choices(NamedTuple):
     script_args: Sequence[str]
     options: Options  # the launchers'
     doctor: bool  # run doctor on each host; there may be no target
-    behind: Sequence[str] = ()  # arguments of the script that look like options of this command
 
 
 HELP = """\
@@ -79,7 +79,7 @@ def _parser() -> Parser:
     parser = Parser("local")
     for option, default in (("--hosts", "2"), ("--nproc-per-node", None), ("--run-dir", "")):
         parser.add_argument(option, default=default)
-    for option in ("--channel", "--kill", "--stop", "--late"):
+    for option in ("--channel", *(f"--{act}" for act in _ACTS)):
         parser.add_argument(option, action="append", default=[])
     parser.add_argument("--doctor", action="store_true")
     return parser
@@ -102,7 +102,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         raise LaunchError(f"{unknown[0]} {what}; see sm-launch local --help.")
     count = checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
-    events = schedule(hosts, late=values.late, stop=values.stop, kill=values.kill)
+    events = schedule(hosts, vars(values))
     words, rest = arguments.split(argv[len(own) + 1 :])
     is_named = any(word.partition("=")[0] in _TARGETS for word in words)
     named, script_args = ((), rest) if is_named or (values.doctor and not rest) else _target(rest)
@@ -120,7 +120,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         script_args=script_args,
         options=_of_launchers([*named, *words], environ) if is_named or named else Options(),
         doctor=values.doctor,
-        behind=[*_behind(script_args)],
     )
 
 
@@ -137,8 +136,8 @@ def _target(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return (_TARGETS[0], words[0]), words[1:]
 
 
-def _behind(script_args: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments of the script that were surely meant for `sm-launch local`."""
+def meant_for_local(script_args: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of the script that look like options of `sm-launch local`."""
     for word, value in zip(script_args, [*script_args[1:], ""]):
         name, equals, text = word.partition("=")
         if re.fullmatch(_ONLY_OURS.get(name, "(?!)"), text if equals else value, re.ASCII):
@@ -170,47 +169,41 @@ def _of_launchers(words: Sequence[str], environ: Mapping[str, str]) -> Options:
         raise LaunchError(rest if name in _TARGETS else str(error)) from None
 
 
-def schedule(
-    hosts: Sequence[str],
-    *,
-    late: Sequence[str] = (),
-    stop: Sequence[str] = (),
-    kill: Sequence[str] = (),
-) -> tuple[Event, ...]:
-    """Return the events of these options, in their order.
+def schedule(hosts: Sequence[str], typed: Mapping[str, Sequence[str]]) -> tuple[Event, ...]:
+    """Return the events in their order, from the values typed for --late, --stop and --kill.
 
     Raises LaunchError for a value that is not HOST@SECONDS, for a host that does not exist, for a
     host that is late twice, and for a host that would be stopped or killed before it starts.
     """
-    starts = {host: Event(0.0, START, host) for host in hosts}
-    for event in [_parsed("--late", START, text, hosts) for text in late]:
-        if starts[event.host].at:
-            raise LaunchError(f"--late is given twice for {event.host}; expected once per host.")
-        starts[event.host] = event
-    faults = [_parsed("--stop", STOP, text, hosts) for text in stop]
-    faults += [_parsed("--kill", KILL, text, hosts) for text in kill]
-    for event in faults:
+    starts = {host: Event(0.0, LATE, host) for host in hosts}
+    others = []
+    for event in [_parsed(act, text, hosts) for act in _ACTS for text in typed[act]]:
         start = starts.get(event.host)
-        if start and 0 < start.at >= event.at:
-            raise LaunchError(
-                f"--{event.act} {event.typed} is due before --late {start.typed} starts that "
-                "host; expected a later time."
-            )
-    # At the same time, starts come first and kills last: sorted() keeps this order.
-    return tuple(sorted([*starts.values(), *faults], key=lambda event: event.at))
+        if event.act != LATE:
+            others.append(event)
+            if start and 0 < start.at >= event.at:
+                raise LaunchError(
+                    f"{event.typed} is due before {start.typed} starts that host; expected a later "
+                    "time."
+                )
+        elif start and start.at:
+            raise LaunchError(f"--late is given twice for {event.host}; expected once per host.")
+        else:
+            starts[event.host] = event
+    return tuple(sorted([*starts.values(), *others], key=lambda event: event.at))
 
 
-def _parsed(option: str, act: str, text: str, hosts: Sequence[str]) -> Event:
+def _parsed(act: str, text: str, hosts: Sequence[str]) -> Event:
     host, at, seconds = text.rpartition("@")
     is_number = re.fullmatch(r"\d+(\.\d*)?|\.\d+", seconds, re.ASCII)
     if not at or not is_number or math.isinf(float(seconds)):
         form = "HOST@SECONDS such as algo-1@30" + (", or @30" if act == STOP else "")
-        raise LaunchError(f"{option} is {text!r}; expected {form}.")
+        raise LaunchError(f"--{act} is {text!r}; expected {form}.")
     if not host and act != STOP:
         raise LaunchError(
-            f"{option} {text} names no host; expected, for example, {hosts[-1]}{text}."
+            f"--{act} {text} names no host; expected, for example, {hosts[-1]}{text}."
         )
     if host and host not in hosts:
         span = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-        raise LaunchError(f"{option} {text} names {host!r}; the hosts are {span}.")
+        raise LaunchError(f"--{act} {text} names {host!r}; the hosts are {span}.")
     return Event(float(seconds), act, host)

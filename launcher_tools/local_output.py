@@ -20,6 +20,7 @@ from launcher.text.background import Writer, write_all
 from launcher.text.words import printable
 
 STDOUT, STDERR = 1, 2
+LOGS = {STDOUT: "stdout.log", STDERR: "stderr.log"}  # in a host's folder
 POLL_SECONDS = 0.02  # polling all logs of two hosts takes 10 microseconds
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _CLEAR = b"\r\x1b[K"
@@ -87,14 +88,14 @@ class Output:
         self._writer = Writer(lambda data: write_all(data[0], data[1:]))
         self._patience = math.inf
 
-    def follow(self, number: int, logs: Mapping[int, str]) -> None:
-        """From now on print the logs of host algo-NUMBER, by the descriptors to print them to."""
-        for fd, path in logs.items():
+    def follow(self, number: int, folder: str) -> None:
+        """From now on print the logs of host algo-NUMBER."""
+        for fd, name in LOGS.items():
             prefix = b"algo-%d | " % number
             if fd in self.terminals and self._colours:
                 colour = _COLOURS[(number - 1) % len(_COLOURS)]
                 prefix = b"\x1b[0;%dm%s\x1b[0m" % (colour, prefix)
-            self._logs.append(_Log(number, fd, path, prefix))
+            self._logs.append(_Log(number, fd, os.path.join(folder, name), prefix))
 
     def read(self) -> bool:
         """Print what the logs have, as far as a reader keeps up; return whether all is printed.

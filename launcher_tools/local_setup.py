@@ -35,7 +35,7 @@ class Share(NamedTuple):
     """One host's part of this machine."""
 
     address: str
-    cpus: frozenset[int]  # for its processes; empty: all
+    cpus: frozenset[int]  # for its processes
     cores: int  # physical ones
     gpus: tuple[str, ...] | None  # UUIDs; None: this machine has none
 
@@ -43,27 +43,26 @@ class Share(NamedTuple):
 def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
     """Divide this machine among `count` equal hosts, as on SageMaker.
 
-    Raises LaunchError if there are fewer loopback addresses.
+    A host sees its GPUs by their UUIDs (in MIG mode, those of slices): with numbers, the second
+    host's would not begin at 0. Raises LaunchError if there are fewer loopback addresses.
     """
     found = addresses(count)
-    cores = divided(resources.physical_cores(), count) or [()] * count
-    seen = gpus(environ, signals)
-    parts = divided(seen, count) if len(seen) >= count else [()] * count
+    visible = resources.visible_gpus(resources.gpus(environ, signals), environ)
+    gpus = [device for gpu in visible for device in gpu.devices]
+    parts = divided(gpus, count) if len(gpus) >= count else [()] * count
     return [
         Share(
             address,
             frozenset(cpu for core in own for cpu in core),
-            max(1, len(own)),
-            tuple(part) if seen else None,
+            len(own),
+            tuple(part) if gpus else None,
         )
-        for address, own, part in zip(found, cores, parts)
+        for address, own, part in zip(found, divided(resources.physical_cores(), count), parts)
     ]
 
 
 def divided(things: Sequence[_T], count: int) -> list[Sequence[_T]]:
     """Return equal parts; if there are fewer things than parts, some parts are the same."""
-    if not things:
-        return []
     if len(things) < count:
         return [[things[number % len(things)]] for number in range(count)]
     size = len(things) // count
@@ -77,44 +76,29 @@ def addresses(count: int) -> list[str]:
     """
     found = [f"127.0.0.{number}" for number in range(1, count + 1)]
     for address in found:
-        try:
-            with socket.socket() as probe:
-                probe.bind((address, 0))
-        except OSError as error:
+        if problem := _problem(address, 0):
             raise LaunchError(
-                f"{address} is not an address of this machine ({error.strerror}); add all "
-                f"up to {found[-1]} as root: `ip address add {address}/8 dev lo` on Linux, "
-                f"`ifconfig lo0 alias {address}` on macOS."
-            ) from None
+                f"{address} is not an address of this machine ({problem}); add all up to "
+                f"{found[-1]} as root: `ip address add {address}/8 dev lo`."
+            )
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different free ports, at random: two jobs at the same time get different ones."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        try:
-            with socket.socket() as probe:
-                probe.bind(("", port))
-        except OSError:
-            continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise LaunchError(
-        f"no port from {_PORTS[0]} to {_PORTS[-1]} is free; end the programs that use them."
-    )
+def free_ports() -> list[str]:
+    """Return two free ports, at random: two jobs at the same time get different ones."""
+    ports = random.SystemRandom().sample(_PORTS, len(_PORTS))
+    free = (str(port) for port in ports if not _problem("", port))
+    return [*itertools.islice(free, 2)]
 
 
-def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
-    """Return the UUIDs of this machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
-
-    For a GPU in MIG mode, those of its slices. A host sees its GPUs by their UUIDs: with numbers,
-    the second host's would not begin at 0.
-    """
-    found = resources.gpus(environ, signals)
-    visible = resources.visible_gpus(found, environ)
-    return [device for gpu in visible for device in gpu.devices]
+def _problem(address: str, port: int) -> str:
+    """Return why no process can listen there, "" if one can."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 # Files, folders, variables
@@ -148,7 +132,6 @@ def fill(
     hosts: Sequence[str],
     channels: Mapping[str, str],
     hyperparameters: Mapping[str, str],
-    interface: str,
 ) -> None:
     """Make each host's folders, and its config files with the keys that SageMaker gives them.
 
@@ -164,7 +147,7 @@ def fill(
     files: dict[str, dict[str, Any]] = {
         "resourceconfig": {
             "hosts": sorted(hosts),
-            "network_interface_name": interface,
+            "network_interface_name": "lo",
             "current_instance_type": kind,
             "current_group_name": group,
             "instance_groups": [members],
@@ -190,7 +173,7 @@ def fill(
 
 
 def environment(
-    environ: Mapping[str, str], base_dir: str, job_name: str, share: Share, ports: Sequence[int]
+    environ: Mapping[str, str], base_dir: str, job_name: str, share: Share, ports: Sequence[str]
 ) -> dict[str, str]:
     """Return the variables of a host's launcher: those that SageMaker sets, and its share.
 
@@ -206,9 +189,8 @@ def environment(
         "TRAINING_JOB_NAME": job_name,
         "TRAINING_JOB_ARN": f"arn:aws:sagemaker:local:000000000000:training-job/{job_name}",
         "SM_NUM_GPUS": str(len(share.gpus or ())),
+        "SM_NUM_CPUS": str(len(share.cpus)),
     }
-    if share.cpus:
-        made["SM_NUM_CPUS"] = str(len(share.cpus))
     if share.gpus is not None:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     # In place of the toolkit's folder of the code, which here is the current folder.
@@ -217,8 +199,8 @@ def environment(
     unless_set = {
         # As in AWS's images. Otherwise lines would arrive in blocks: stdout is a pipe.
         "PYTHONUNBUFFERED": "1",
-        "LAUNCHER_RDZV_PORT": str(ports[0]),
-        "LAUNCHER_PEER_PORT": str(ports[1]),
+        "LAUNCHER_RDZV_PORT": ports[0],
+        "LAUNCHER_PEER_PORT": ports[1],
     }
     return {**unless_set, **own, **made}
 

@@ -86,12 +86,13 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
     script("raise SystemExit('shadowed')", "launcher_tools/__init__.py")
     installed = tmp_path / "installed"
     shutil.copytree(REPO / "launcher", installed / "launcher")
-    local = [sys.executable, installed / "launcher" / "__main__.py", "local", "--help"]
-    environ = {"PYTHONPATH": str(tmp_path)}
-    done = completed(*local, code=2, **environ)
+    program, environ = [sys.executable, installed / "launcher"], {"PYTHONPATH": str(tmp_path)}
+    done = completed(*program, "local", "--help", code=2, **environ)
     assert f"launcher_tools, which is not in {installed};" in done.stderr
     shutil.copytree(REPO / "launcher_tools", installed / "launcher_tools")
-    assert completed(*local, **environ).stdout.startswith("usage: sm-launch local")
+    for words in (["local", "-h"], ["doctor", "--train-script", "t.py", "--launcher-help"]):
+        done = completed(*program, *words, **environ)
+        assert done.stdout.startswith(f"usage: sm-launch {words[0]} [")
 
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():

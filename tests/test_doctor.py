@@ -556,11 +556,6 @@ def test_from_an_archive(fake_torch, tmp_path):
     assert findings(done.stdout)["torch"] == [("ok", "torch 2.8.0 for CPU; backends: gloo -> ")]
 
 
-@pytest.mark.parametrize("args", [("--help",), ("--train-script", "t.py", "--launcher-help")])
-def test_help(args):
-    assert run_doctor(*args).stdout.startswith("usage: sm-launch doctor [--json]")
-
-
 # Of made-up hosts
 
 
