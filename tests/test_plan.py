@@ -13,7 +13,6 @@ from launcher.errors import LaunchError
 from launcher.job import arguments, prepare, torchrun_args
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
-from launcher.job.options import OPTIONS
 from launcher.job.plan import STUB, command, make_plan
 from launcher.job.resources import Resources
 from launcher.result.causes import of_error
@@ -361,28 +360,6 @@ def test_neuron_parallel_compile_runs_torchrun(tmp_path):
     assert made.fingerprint != plain.fingerprint  # it is on all hosts or on none
     for other in ("0", "", "true"):  # the toolkit takes 1 alone
         assert plan(environ={**environ, "RUN_NEURON_PARALLEL_COMPILE": other}).runner == ""
-
-
-ABSURD = ["", " ", "-5", "0", "x", "/proc/x", "::", "=", "nan", "1e300", "[]", "\udcff", "9" * 5000]
-PET = "LOG_DIR MAX_RESTARTS MODULE NNODES NO_PYTHON NPROC_PER_NODE RDZV_BACKEND RDZV_CONF "
-PET += "RDZV_ENDPOINT RDZV_ID RUN_PATH SHUTDOWN_TIMEOUT"
-VARIABLES = {
-    *(f"LAUNCHER_{name.upper()}" for name in OPTIONS),
-    *(f"PET_{name}" for name in PET.split()),
-    *("LOGLEVEL", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
-}
-
-
-@pytest.mark.parametrize("variable", sorted(VARIABLES))
-def test_no_value_makes_the_launcher_itself_fail(variable):
-    """It is taken, or refused in one line, or left to torchrun, which refuses it."""
-    for text in ABSURD:
-        environ = {variable: text}
-        try:
-            cluster = read_cluster({**environ, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"})
-            assert plan(cluster=cluster._replace(job_name="job"), environ=environ)
-        except LaunchError as error:
-            assert of_error(error).exit_code == 2 and "\n" not in str(error)
 
 
 def test_environment_for_speed():

@@ -173,15 +173,6 @@ def test_nobody_can_connect_any_more_when_all_have_joined(job):
     assert [connection.recv(1) for connection in silent] == [b""] * 3
 
 
-def test_more_silent_connections_than_there_is_room_for(job):
-    job.join(*HOSTS[:2])
-    silent = [job.connect() for _ in range(2 * STRANGERS)]
-    job.join(HOSTS[2])
-    job.all_join()  # those behind it make way, and it need not have come first
-    for connection in silent:
-        connection.close()
-
-
 @pytest.mark.parametrize("what", ["connects", "speaks", "has spoken"])
 def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     job.join(*HOSTS[:2])
