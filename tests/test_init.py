@@ -383,7 +383,7 @@ def test_strangers_at_its_socket_hide_no_launcher(init, stand_in, monkeypatch):
     name = poll(lambda: host.out.strip())
     psutil.Process(host.process.pid).rlimit(psutil.RLIMIT_NOFILE, (64, 64))
     with contextlib.ExitStack() as strangers:
-        for word in (b"7 stopped", os.urandom(1000), None) * 100:
+        for word in (b"7 stopped\n", os.urandom(1000), None) * 100:
             stranger = strangers.enter_context(socket.socket(socket.AF_UNIX))
             with contextlib.suppress(BrokenPipeError):  # it has closed it
                 stranger.connect("\0" + name.partition(":")[0])

@@ -668,16 +668,8 @@ MEMBERS = [
     *(Succeeded(5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
 ]
 COORDINATORS = [
-    *(
-        Welcome(),
-        Welcome("algo-3"),
-        Start(1, 0),
-        Start(2, 5),
-        Leave(SUCCESS),
-        Leave(STOPPED),
-        Alive(),
-    ),
-    *(End(1, SUCCESS), End(2, STOPPED), End(3, Result(3, "loss is nan\nexit code 3\n"))),
+    *(Welcome(), Welcome("algo-3"), Start(1, 0), Start(2, 5), Leave(SUCCESS), Leave(STOPPED)),
+    *(Alive(), End(1, SUCCESS), End(2, STOPPED), End(3, Result(3, "loss is nan\nexit code 3\n"))),
     End(4, Result(75, "a hang\n", is_hang=True)),
     *(End(1, SUCCESS, "why"), CollectStacks(3, True), AllStacks(("rank 0:", "  main thread:"))),
 ]

@@ -319,15 +319,6 @@ def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
     assert says in job(cluster=cluster, environ=environ).lines()[0]
 
 
-def test_the_log_has_three_lines_of_the_plan_at_most(program):
-    """With all that can be set."""
-    given = {"PET_MAX_RESTARTS": "1", "PET_NPROC_PER_NODE": "3", "RUN_NEURON_PARALLEL_COMPILE": "1"}
-    environ = {**given, **program("neuron_parallel_compile", "")}
-    _, _, last = job("--launcher-smddp-compat", environ=environ).lines()
-    assert "PET_MAX_RESTARTS=1" in last and "neuron_parallel_compile runs" in last
-    assert "using the launcher's own, an open-source implementation" in last
-
-
 @pytest.mark.parametrize(
     ("mig", "argv", "environ", "nproc", "says"),
     [

@@ -10,59 +10,16 @@ import socket
 import subprocess
 import sys
 import textwrap
-from unittest import mock
 
 import psutil
 import pytest
 from conftest import LAUNCHER, REPO, ended_by, write_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from launcher.job.arguments import parse
-from launcher.job.job import Cluster
-from launcher.job.plan import STUB, make_plan
-from launcher.job.resources import Resources
 from launcher.run.supervisor import ready
 
 pytestmark = pytest.mark.torch
 
 TWO_RANKS = ("--launcher-nproc-per-node", "2")
-
-ARGUMENTS = st.lists(
-    st.one_of(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=10),
-        st.text(st.sampled_from(" '\"$\\{}-=\n\tab"), max_size=10),
-        st.sampled_from(
-            ["--log", "--node", "--run", "--rdzv", "--l", "-m", "-t", "--t", "--train"]
-        ),
-        st.sampled_from(["--", "$$", "${local_rank}", "${rank}", "$local_rank", "--help", "é"]),
-    ),
-    max_size=8,
-)
-
-
-def planned(*arguments):
-    """Return the command of one host on CPU."""
-    resources = Resources(sys.executable, "2.4.0", 1, frozenset(), efa=False)
-    cluster = Cluster(("h",), "h", "j", 0, 0, "")
-    return [*make_plan(parse(arguments, {}), cluster, resources, {}, added={}).argv]
-
-
-@settings(max_examples=250)
-@given(arguments=ARGUMENTS)
-def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, arguments):
-    from torch.distributed.elastic.utils import macros
-    from torch.distributed.run import config_from_args, parse_args
-
-    if any(word.startswith("--launcher-") for word in arguments):
-        return
-    argv = planned("--train-script", "t.py", *arguments)
-    run = argv.index("torch.distributed.run")
-    with mock.patch("tempfile.tempdir", str(tmp_path)):  # it makes a folder for logs
-        _, program, words = config_from_args(parse_args(argv[run + 1 :]))
-    # What the agent does with each rank's arguments before it starts it (_start_workers).
-    words = [program, *macros.substitute(words, "0")]
-    assert words == [sys.executable, "-I", "-S", STUB, "script", "t.py", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -151,26 +108,6 @@ def test_stdout_and_stdin_are_the_launchers_own(script):
     assert os.read(ours, 100) == b"True typed\r\n"
     os.close(ours)
     os.close(theirs)
-
-
-def test_hyperparameters_as_long_as_sagemaker_allows(start, script, tmp_path):
-    """In an image without the toolkit; some variables repeat all of them, as JSON.
-
-    Linux takes none of 128 KiB.
-    """
-    values = {f"key{number}": '\u00e9"' * 1200 for number in range(60)}
-    write_config(tmp_path / "ml", {**values, "train-script": "script.py"})
-    script(
-        "import json, os, sys\n"
-        "variables = {n: v for n, v in os.environ.items() if n.startswith('SM_HP_KEY')}\n"
-        "json.dump([variables, sys.argv[1:]], open('seen', 'w'))\n"
-    )
-    host = start("train", SAGEMAKER_BASE_DIR=str(tmp_path / "ml"))
-    assert host.wait() == 0, host.log()[:2000]
-    variables, arguments = json.loads((tmp_path / "seen").read_text())
-    assert variables == {f"SM_HP_{key.upper()}": value for key, value in values.items()}
-    assert sorted(arguments[1::2]) == list(values.values())
-    assert "128 KiB: SM_HPS, SM_TRAINING_ENV, SM_USER_ARGS; read the SM_HP_NAME var" in host.err
 
 
 def test_an_empty_model_folder_is_said_but_not_of_a_local_job(start, script, tmp_path):
