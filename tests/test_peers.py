@@ -263,6 +263,7 @@ GPU_FAILS = (10, THIRD, GPU_LOST)
 ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
 NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
 TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restart=False)
+ENDS_STUBS = failed("torchrun ends\n", code=69, cause=Cause.TORCHRUN_ENDS, may_restart=False)
 OWN = failed("algo-3: the launcher itself failed\n", code=70, may_restart=False)
 LOST_FIRST = failed("algo-1 was lost\n", code=69, cause=Cause.HOST_LOST, may_restart=False)
 FROZEN = LOST_FIRST.failure.result
@@ -329,6 +330,29 @@ def test_this_host_leaves_last_but_after_a_success(result, stop):
     assert first.step(Lost(SECOND, DIED), 21) == ()
     assert first.step(Lost(THIRD, DIED), 21) == here(Leave(result))
     assert first.step(Lost(THIRD, DIED), 21) == () and first.due == math.inf
+
+
+@pytest.mark.parametrize(
+    ("restarts", "failures", "result"),
+    [
+        (0, [(10, ENDS_STUBS)], STOPPED),
+        (1, [(10, failed()), (10.1, ENDS_STUBS)], STOPPED),
+        (0, [(10, ENDS_STUBS), (10.1, TORCHRUN)], TORCHRUN.failure.result),
+        (0, [(10, ENDS_STUBS), (10.1, LOST_FIRST)], FROZEN),
+        (0, [(10, ENDS_STUBS), (10.1, failed())], NAN),
+        (1, [(10, failed()), (10.1, TORCHRUN)], NAN_NO_TORCHRUN),
+    ],
+)
+def test_a_stop_counts_more_than_that_torchrun_ends_its_ranks(restarts, failures, result):
+    """All processes of a host may have got it, and this is heard first."""
+    first = ready(max_restarts=restarts)
+    for now, failure in failures:
+        first.hears(SECOND, failure, now)
+    first.hears(SECOND, Stop(15), 10.3)
+    if isinstance(first.phase, Deciding):
+        first.step(Time(), 11)
+    leave = first.clears(HOSTS, first.state.number, 21)
+    assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
 WELL = "all 3 ranks exited by themselves within 12 s of SIGTERM"

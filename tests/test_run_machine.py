@@ -127,18 +127,20 @@ def test_what_ends_before_the_job_has_failed(event, runner, says):
         (TERM, "torchrun failed: it was sent a signal, or ends by itself"),
     ],
 )
-def test_a_torchrun_that_signals_its_stubs_is_waited_for(number, says):
-    """It has an error of its own when it has ended soon; or a stop reaches the launcher, too."""
-    stubs = (StubSignalled(1, number), StubSignalled(0, TERM))
-    (failed,) = running().at(5.0, *stubs).due(6.0).told
+def test_a_torchrun_that_signals_its_stubs_has_failed(number, says):
+    """Once; it may have words of its own when it has ended. Or a stop reaches the launcher, too."""
+    host = running().at(5.0, StubSignalled(1, number))
+    (failed,) = host.told
     assert says in failed.failure.headline
-    (failed,) = running().at(5.0, *stubs).at(5.5, TorchrunEnded(1)).told
-    assert says in failed.failure.headline
-    told = TorchrunEnded(1, "SignalException: Process 7 got signal: 15")
-    (failed,) = running().at(5.0, *stubs).at(5.5, told).told
-    assert "torchrun was ended by SIGTERM" in failed.failure.headline
-    assert running().at(5.0, *stubs).at(5.5, Stop(TERM)).at(7.0, Time()).told == []
-    (failed,) = running().at(5.0, RESTART, *stubs).at(5.5, *CLEARED, Start(2, 0)).due(6.0).told
+    again = host.at(5.0, StubSignalled(0, TERM), StubSignalled(0, TERM)).told
+    (ended,) = host.at(5.5, TorchrunEnded(1)).told
+    assert again == [] and ended.failure.cause == Cause.TORCHRUN_ENDS >= failed.failure.cause
+    error = "SignalException: Process 7 got signal: 15"
+    (told,) = running().at(5.0, StubSignalled(1, TERM)).at(5.5, TorchrunEnded(1, error)).told
+    assert "torchrun was ended by SIGTERM" in told.failure.headline
+    assert told.failure.cause == Cause.TORCHRUN
+    assert host.at(5.6, Stop(TERM)).told == [Stop(TERM)]
+    (failed,) = running().at(5.0, RESTART, StubSignalled(1, number)).told
     assert says in failed.failure.headline
 
 

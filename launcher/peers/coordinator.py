@@ -293,9 +293,13 @@ def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
 
 
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
-    """Stop all hosts, unless a failure that a restart cannot fix came first."""
+    """Stop all hosts, unless a failure that a restart cannot fix came first.
+
+    That torchrun ends its ranks may follow from the stop.
+    """
     phase = state.phase
     failures = phase.failures if isinstance(phase, (Deciding, Clearing)) else ()
+    failures = tuple(one for one in failures if one[0].cause is not Cause.TORCHRUN_ENDS)
     is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
     if is_final or (failures and _verdict(state, failures)):
         return state, ()

@@ -49,7 +49,9 @@ class Cause(enum.IntEnum):
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # torchrun failed, or was killed
-    TORCHRUN_ENDS = 3  # torchrun ends its ranks: perhaps because another host's has ended
+    # torchrun ends its ranks, or has ended, without words: perhaps because another host's has, or
+    # because all processes of its host are stopped.
+    TORCHRUN_ENDS = 3
     TIMED_OUT = 4  # a rank gave up waiting for others
     ABORTED = 5  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
     SECONDARY = 6  # a rank reported another rank's death
@@ -328,7 +330,8 @@ def of_torchrun(
     elif runner and returncode >= 0 and not told:
         code = returncode or 1
     what = f"{job.current_host}: {what}"
-    return _with_code(Cause.TORCHRUN, code, what, f", {seconds:.0f} s after start")
+    cause = Cause.TORCHRUN if error or returncode <= 0 or told else Cause.TORCHRUN_ENDS
+    return _with_code(cause, code, what, f", {seconds:.0f} s after start")
 
 
 def of_killed(host: str, rank: int, local_rank: int, what: str) -> Failure:

@@ -48,7 +48,6 @@ from launcher.run.state import (
     Ending,
     Joining,
     Leaving,
-    Lost,
     Phase,
     Running,
     State,
@@ -63,7 +62,6 @@ from launcher.watch.progress import CollectStacks
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill
-STUB_SECONDS = 1.0  # for torchrun to end, or a stop to arrive, after a stub got a signal
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
@@ -82,8 +80,7 @@ def due(state: State) -> float:
     phase = state.phase
     if isinstance(phase, Running):
         _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
-        lost_by = state.lost.by if state.lost else math.inf
-        return min(phase.deadline, state.times.attempt + wait, lost_by)
+        return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
         return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
@@ -359,23 +356,22 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
 
 
 def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Step:
-    """Fail soon: a torchrun that ends its stubs waits for them for 30 s and more; ranks run on.
+    """Fail: a torchrun that ends its stubs waits for them for 30 s and more; ranks run on.
 
-    If somebody signals all processes of this host, the launcher gets the signal, too: a stop.
+    If somebody signals all processes of this host, the launcher gets the signal, too: a stop, which
+    counts more.
     """
     rank = state.ranks.get(event.rank)
     if rank is None or not _goes_on(state.phase):
         return state, ()
     if event.number == signal.SIGKILL:  # then torchrun signals the others
-        failure = _of_killed(state, rank, "its process below torchrun")
-    else:
-        error = "it was sent a signal, or ends by itself (see this host's log)"
-        failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
-        failure = failure._replace(cause=Cause.TORCHRUN_ENDS)
-    lost = state.lost or Lost(failure, now + STUB_SECONDS)
-    if failure.cause < lost.failure.cause:
-        lost = lost._replace(failure=failure)
-    return state._replace(lost=lost), ()
+        return state, _failed(_of_killed(state, rank, "its process below torchrun"))
+    if state.torchrun_ends:
+        return state, ()
+    error = "it was sent a signal, or ends by itself (see this host's log)"
+    failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
+    state = state._replace(torchrun_ends=True)
+    return state, _failed(failure._replace(cause=Cause.TORCHRUN_ENDS))
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
@@ -463,10 +459,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
         counted: Actions = ()
         if isinstance(phase, Running):
             state, counted = _count(state, now, everything=True)
-        # Of an ended child torchrun only says that it has failed.
-        lost = state.lost if event.returncode > 0 and not event.error else None
-        failure = lost.failure if lost else _of_torchrun(state, event, now)
-        return state._replace(lost=None), counted + _failed(failure)
+        return state, counted + _failed(_of_torchrun(state, event, now))
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -526,8 +519,6 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
     if isinstance(phase, Running):
-        if state.lost and now >= state.lost.by:
-            return state._replace(lost=None), _failed(state.lost.failure)
         if now >= phase.deadline:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout

@@ -80,13 +80,6 @@ class Times(NamedTuple):
     closes: float = math.inf  # when ranks were ended
 
 
-class Lost(NamedTuple):
-    """A stub got a signal, or was killed: a `failure` unless torchrun ends, or a stop comes."""
-
-    failure: Failure
-    by: float
-
-
 class State(NamedTuple):
     """The state of this host's run."""
 
@@ -99,7 +92,7 @@ class State(NamedTuple):
     ends: int = 0  # how many EndRanks there were
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
-    lost: Lost | None = None
+    torchrun_ends: bool = False  # its stubs, as has been reported
     interrupts: tuple[float, ...] = ()  # when SIGINT came
     was_signalled: bool = False  # this host itself got a stop, not only another host
     failure: Failure | None = None  # of the program that runs torchrun

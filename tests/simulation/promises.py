@@ -139,12 +139,12 @@ def best_failure(watch: Watch) -> Iterator[str]:
 MOST_SECONDS = {
     **dict.fromkeys(STOPS, 0.1),
     What.KEEPER_KILLED: 1.1,
-    What.STUB_KILLED: 11.1,  # torchrun's own end is waited for
+    What.STUB_KILLED: 1.1,
     **dict.fromkeys(LOSSES, 19.1),
     **dict.fromkeys(FAILURES, 2.7),
     What.TORCHRUN_KILLED: 1.3,
     What.RUNNER_KILLED: 1.1,
-    What.TORCHRUN_TOLD: 2.3,
+    What.TORCHRUN_TOLD: 1.3,
 }
 
 
@@ -331,6 +331,7 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
     """As with every failure that the first host has heard of before the stop."""
     if watch.decided and watch.decided[1].stop_signal:
         known = [one for one in watch.failures if one.time < watch.decided[0]]
+        known = [one for one in known if one.failure.cause is not Cause.TORCHRUN_ENDS]
         last = [one for one in known if one.attempt == attempt_of(watch)]
         restarts = last and last[0].attempt <= watch.job.plan.max_restarts
         all_of_ranks = all(one.failure.may_restart and not one.failure.broken for one in last)
