@@ -25,7 +25,6 @@ from launcher.peers.messages import (
     Alive,
     Cleared,
     End,
-    Failed,
     Leave,
     Start,
     Stop,
@@ -64,7 +63,7 @@ def job(host, hosts=HOSTS, **more):
 
 def failed(text="loss is nan\n", code=1, cause=Cause.OWN, may_restart=True):
     what, _, details = text.strip("\n").partition("\n")
-    return Failed(Failure(cause, code, what, details=details, may_restart=may_restart))
+    return Failure(cause, code, what, details=details, may_restart=may_restart)
 
 
 CANNOT = failed("algo-3: no such file\n", code=2, may_restart=False)
@@ -242,9 +241,9 @@ def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
     assert first.hears_hello(THIRD, 10, fingerprint={}) == joins(THIRD)
     silent = End(1, Result(2, "algo-3 cannot start, and did not report why\n"))
     assert coordinator.step(first.state, Time(), 13)[1] == everywhere(silent)
-    assert first.hears(THIRD, CANNOT, 10) == everywhere(End(1, Result(2, CANNOT.failure.text)))
+    assert first.hears(THIRD, CANNOT, 10) == everywhere(End(1, Result(2, CANNOT.text)))
     # It waits for no rank, since none has started.
-    assert first.waits_until(13) == (Send(HOSTS[1:], Leave(Result(2, CANNOT.failure.text))),)
+    assert first.waits_until(13) == (Send(HOSTS[1:], Leave(Result(2, CANNOT.text))),)
 
 
 def test_a_failure_that_crosses_the_start_counts():
@@ -258,7 +257,7 @@ NAN, SURVIVORS = Result(1, "loss is nan\n"), Cleared(1, 2)
 BROKEN_GPU = "algo-3, GPU 3 (GPU-5a) has uncorrectable ECC errors"
 NOT_AGAIN = f"no restart: {BROKEN_GPU}; SageMaker checks and replaces the hosts of a failed job\n"
 GPU_LOST = failed("x: GPU is lost\nexit code 7\n", code=7)
-GPU_LOST = GPU_LOST._replace(failure=GPU_LOST.failure._replace(broken=BROKEN_GPU))
+GPU_LOST = GPU_LOST._replace(broken=BROKEN_GPU)
 GPU_FAILS = (10, THIRD, GPU_LOST)
 ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
 NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
@@ -266,7 +265,7 @@ TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restar
 ENDS_STUBS = failed("torchrun ends\n", code=69, cause=Cause.TORCHRUN_ENDS, may_restart=False)
 OWN = failed("algo-3: the launcher itself failed\n", code=70, may_restart=False)
 LOST_FIRST = failed("algo-1 was lost\n", code=69, cause=Cause.HOST_LOST, may_restart=False)
-FROZEN = LOST_FIRST.failure.result
+FROZEN = LOST_FIRST.result
 RESET = failed("connection reset\n", cause=Cause.SECONDARY)
 NAN_AND_RESET = Result(1, "loss is nan\nexit code 1\n")
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
@@ -290,7 +289,7 @@ ENDS = {
     # Restarts that do not come about.
     "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], instead(lost(THIRD))),
     "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], NAN_NO_TORCHRUN),
-    "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], instead(OWN.failure.result)),
+    "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], instead(OWN.result)),
     "the first was frozen": (1, [FAILS, (20, THIRD, LOST_FIRST)], instead(FROZEN)),
     "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], NAN_SURVIVORS),
     "no store, restarting": (1, [FAILS, (20, "", NO_STORE)], NAN_NO_STORE),
@@ -298,7 +297,7 @@ ENDS = {
     # Nor where hardware broke, by what any rank says.
     "a rank's GPU": (1, [GPU_FAILS], ON_BROKEN),
     "another's GPU": (1, [FAILS, (10.2, *GPU_FAILS[1:])], NAN_ON_BROKEN),
-    "a GPU, and no restart left": (0, [GPU_FAILS], GPU_LOST.failure.result),
+    "a GPU, and no restart left": (0, [GPU_FAILS], GPU_LOST.result),
 }
 
 
@@ -337,7 +336,7 @@ def test_this_host_leaves_last_but_after_a_success(result, stop):
     [
         (0, [(10, ENDS_STUBS)], STOPPED),
         (1, [(10, failed()), (10.1, ENDS_STUBS)], STOPPED),
-        (0, [(10, ENDS_STUBS), (10.1, TORCHRUN)], TORCHRUN.failure.result),
+        (0, [(10, ENDS_STUBS), (10.1, TORCHRUN)], TORCHRUN.result),
         (0, [(10, ENDS_STUBS), (10.1, LOST_FIRST)], FROZEN),
         (0, [(10, ENDS_STUBS), (10.1, failed())], NAN),
         (1, [(10, failed()), (10.1, TORCHRUN)], NAN_NO_TORCHRUN),
@@ -442,7 +441,7 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
     for attempt, again in ((1, False), (2, True)):
         first.step(StoreMade(5))
         failure = failed("was killed by SIGABRT (signal 6)")
-        failure = failure._replace(failure=failure.failure._replace(more=line.format(attempt)))
+        failure = failure._replace(more=line.format(attempt))
         (end,) = first.hears(SECOND, failure, 10 * attempt)
         assert (" (2 times so far)" in end.message.restart) is again
         assert line.format(attempt) in end.message.restart
@@ -453,14 +452,14 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
     first = restarting()
     first.clears(HOSTS, 1, 20)
     assert first.state.attempt == 2
-    assert first.hears(THIRD, OWN, 20.2) == everywhere(End(2, OWN.failure.result))
+    assert first.hears(THIRD, OWN, 20.2) == everywhere(End(2, OWN.result))
 
 
 # Which rank had departed; which make no progress; stacks.
 
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
-BROKEN = BROKEN._replace(failure=BROKEN.failure._replace(rank=2))
+BROKEN = BROKEN._replace(rank=2)
 LEFT = (9, THIRD, Succeeded(5, (0.2,)))
 # Name: what hosts say, and when; the first line then.
 DEPARTED = {
@@ -536,10 +535,10 @@ def test_a_rank_that_has_left_is_no_reason_for_other_failures(cause):
 def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kept):
     first = ready()
     lines = [f'  File "a.py", line {number}, in {40 * "f"}' for number in range(frames)]
-    long = failed(f"{words * 'x'} the end\nexit code 1", cause=Cause.SECONDARY).failure
+    long = failed(f"{words * 'x'} the end\nexit code 1", cause=Cause.SECONDARY)
     long = long._replace(frames="\n".join(lines), rank=2)
     first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, Failed(long), 10)
+    first.hears(SECOND, long, 10)
     text = ended(first, 13).text
     why, line, *others = text.splitlines()
     assert why == "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"
@@ -659,7 +658,7 @@ def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
     told, alone = second.step(Lost(FIRST, DIED), 3)
-    assert told == goes_up(Failed(of_lost_host(FIRST, f"was lost: {DIED}")))
+    assert told == goes_up(of_lost_host(FIRST, f"was lost: {DIED}"))
     assert alone == Alone(f"was lost: {DIED}")
 
 
@@ -723,7 +722,7 @@ INVALID = [
         (messages.from_member, changed(Stop(15), "number", value))
         for value in (0, 9, True, "1", None)
     ),
-    (messages.from_member, changed(failed(), "failure", {})),
+    (messages.from_member, changed(failed(), "what", {})),
     (
         messages.from_coordinator,
         changed(End(1, NAN), "result", wire(End(1, NAN._replace(text="")))),
@@ -745,7 +744,7 @@ def test_a_message_that_is_not_valid_is_refused(read, message):
 
 def test_what_comes_from_outside_is_cut_and_shows_control_characters():
     text = "\nloss\x1b[31m is\rnan\u2028\x00\nlauncher: more\n" + 5000 * "x"
-    failure = failed().failure._replace(exit_code=256, what=text[1:])
+    failure = failed()._replace(exit_code=256, what=text[1:])
     result = failure._replace(no_restart=text, frames=text, more=text).result
     lines = result.text.splitlines()
     assert len(result.text) <= LIMIT and result.exit_code == 1
@@ -756,4 +755,4 @@ def test_what_comes_from_outside_is_cut_and_shows_control_characters():
     assert end.result.text.splitlines()[0] == r"loss\x1b[31m is\rnan\u2028\x00"
     why = messages.from_coordinator(wire(End(1, SUCCESS, text))).restart
     assert why.startswith(r"\nloss\x1b[31m is") and why.isprintable() and len(why) < LIMIT
-    assert failed(" \n").failure.text == "the reason is not known\n"
+    assert failed(" \n").text == "the reason is not known\n"

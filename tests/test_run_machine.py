@@ -15,7 +15,6 @@ from launcher.peers.events import Alone
 from launcher.peers.messages import (
     Cleared,
     End,
-    Failed,
     FromMember,
     Start,
     Stop,
@@ -102,7 +101,7 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
     ]
     host = running().at(5.0, threads[0]).at(100.0, threads[1]).at(120.0, threads[2])
     (failed,) = host.at(100.0 + between, RankEnded(0, Exit(4))).told
-    assert f'exit code 4 (thread "{name}" raised KeyError: x' in failed.failure.headline
+    assert f'exit code 4 (thread "{name}" raised KeyError: x' in failed.headline
 
 
 # Why this host fails, if its torchrun or a keeper does; what a program does after a success, too.
@@ -117,7 +116,7 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
 )
 def test_what_ends_before_the_job_has_failed(event, runner, says):
     (failed,) = running(runner=runner).at(5.0, event).told
-    assert says in failed.failure.headline and not failed.failure.may_restart
+    assert says in failed.headline and not failed.may_restart
 
 
 @pytest.mark.parametrize(
@@ -131,43 +130,43 @@ def test_a_torchrun_that_signals_its_stubs_has_failed(number, says):
     """Once; it may have words of its own when it has ended. Or a stop reaches the launcher, too."""
     host = running().at(5.0, StubSignalled(1, number))
     (failed,) = host.told
-    assert says in failed.failure.headline
+    assert says in failed.headline
     again = host.at(5.0, StubSignalled(0, TERM), StubSignalled(0, TERM)).told
     (ended,) = host.at(5.5, TorchrunEnded(1)).told
-    assert again == [] and ended.failure.cause == Cause.TORCHRUN_ENDS >= failed.failure.cause
+    assert again == [] and ended.cause == Cause.TORCHRUN_ENDS >= failed.cause
     error = "SignalException: Process 7 got signal: 15"
     (told,) = running().at(5.0, StubSignalled(1, TERM)).at(5.5, TorchrunEnded(1, error)).told
-    assert "torchrun was ended by SIGTERM" in told.failure.headline
-    assert told.failure.cause == Cause.TORCHRUN
+    assert "torchrun was ended by SIGTERM" in told.headline
+    assert told.cause == Cause.TORCHRUN
     assert host.at(5.6, Stop(TERM)).told == [Stop(TERM)]
     (failed,) = running().at(5.0, RESTART, StubSignalled(1, number)).told
-    assert says in failed.failure.headline
+    assert says in failed.headline
 
 
 def test_torchrun_has_to_start_all_ranks_in_time():
     (failed,) = Host(Start(1, 0), JOINED[0]).due(61.0).told
-    assert "it has not started all ranks of this host within 60 s" in failed.failure.text
+    assert "it has not started all ranks of this host within 60 s" in failed.text
 
 
 def test_a_first_host_whose_ranks_are_not_the_first_fails():
     (failed,) = Host(Start(1, 0), *(one._replace(group_rank=1) for one in JOINED)).told
-    assert "has not given the first host group rank 0" in failed.failure.text
+    assert "has not given the first host group rank 0" in failed.text
 
 
 @pytest.mark.parametrize("end", [FAILURE, RESTART])
 def test_a_rank_that_failed_before_it_could_be_ended_is_told(end):
     """A rank that has got the signal failed for that; but hardware does not break for it."""
     (failed,) = running().at(5.0, RAISED, end).at(6.0, RankEnded(0, Exit(1))).told
-    assert (failed.failure.cause, failed.failure.may_restart, failed.age) == (Cause.OWN, True, 1.0)
+    assert (failed.cause, failed.may_restart, failed.age) == (Cause.OWN, True, 1.0)
     handles = RankEnded(0, Exit(1), response=Disposition.HANDLES)
     assert running().at(5.0, end, RAISED, handles).told == []
     (failed,) = running().at(5.0, end, RankExits(0, BROKEN), handles).told
-    assert failed.failure.broken and not failed.failure.may_restart
+    assert failed.broken and not failed.may_restart
 
 
 ALONE = Alone("was lost: its launcher died")
 LOST = Result(69, "algo-1 was lost: its launcher died\nexit code 69\n")
-NOT_HERE = Failed(Failure(Cause.OWN, 127, "algo-2: no such file"))
+NOT_HERE = Failure(Cause.OWN, 127, "algo-2: no such file")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ NOT_HERE = Failed(Failure(Cause.OWN, 127, "algo-2: no such file"))
     [
         ((), LOST),
         ((Stop(INT), Stop(TERM)), stopped(INT)),
-        ((NOT_HERE,), NOT_HERE.failure.result),
+        ((NOT_HERE,), NOT_HERE.result),
         ((NOT_HERE, Stop(TERM)), stopped(TERM)),
         (STARTED, LOST),
         ((*STARTED, Stop(TERM)), stopped(TERM)),

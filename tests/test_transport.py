@@ -29,7 +29,7 @@ from launcher.peers import link, messages
 from launcher.peers.channel import STRANGERS, Channel
 from launcher.peers.connection import Connection
 from launcher.peers.events import Received
-from launcher.peers.messages import Failed, Stop
+from launcher.peers.messages import Stop
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import LineSocket, decoded, encoded
 
@@ -107,7 +107,7 @@ def test_all_join_fail_together_and_leave(job):
     job.join(HOSTS[2])
     job.all_join()
     assert first.channel.own_address == HOSTS[0] and first.channel.own_name_resolves
-    second.say(Failed(Failure(Cause.OWN, 3, "rank 1 failed")))
+    second.say(Failure(Cause.OWN, 3, "rank 1 failed"))
     assert job.result() == Result(3, "rank 1 failed\n")
 
 

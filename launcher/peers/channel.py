@@ -122,6 +122,8 @@ class Channel(Stepping):
 
     def report(self, message: messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
+        if isinstance(message, Failure):
+            self._note(message.note)
         self.happens(Received(self._job.current_host, message))
 
     def report_last(self, failure: Failure) -> None:
@@ -129,7 +131,7 @@ class Channel(Stepping):
 
         A decision of the coordinator stays.
         """
-        message: Message = messages.Failed(failure)
+        message: Message = failure
         if isinstance(self.state, JobState):
             if self.state.result:
                 return
@@ -193,7 +195,7 @@ class Channel(Stepping):
             )
 
     def _cannot_listen(self, why: str) -> None:
-        self.report(messages.Failed(of_host(f"launcher: {why}")))
+        self.report(of_host(f"launcher: {why}"))
 
     def _connection_on(self, what: socket.socket) -> Connection | None:
         timeout, selector = self._job.options.host_timeout, self._system.selector

@@ -196,9 +196,9 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
 # While ranks run.
 
 
-def host_failed(state: JobState, host: str, message: messages.Failed, now: float) -> JobStep:
+def host_failed(state: JobState, host: str, failure: Failure, now: float) -> JobStep:
     """Count a failure."""
-    return _fail(state, message.failure, now, message.age)
+    return _fail(state, failure, now)
 
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
@@ -214,9 +214,9 @@ def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     return state, (Note("lost", cause=event.why, host=event.host), *actions)
 
 
-def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobStep:
-    """Count a failure, `age` seconds old; wait for a better cause, as long as its patience."""
-    phase, reported = state.phase, ((failure, now - age),)
+def _fail(state: JobState, failure: Failure, now: float) -> JobStep:
+    """Count a failure; wait for a better cause, as long as its patience."""
+    phase, reported = state.phase, ((failure, now - failure.age),)
     if isinstance(phase, Ended):
         return state, ()
     if isinstance(phase, Clearing):
@@ -483,7 +483,7 @@ EVENTS: Mapping[type, Callable[[JobState, Any, float], JobStep]] = {
     events.Time: time_is_up,
 }
 MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
-    messages.Failed: host_failed,
+    Failure: host_failed,
     messages.Stop: host_stopped,
     messages.Succeeded: host_succeeded,
     NoProgressReport: progress_reported,

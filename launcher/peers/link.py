@@ -23,11 +23,11 @@ from typing import Any, Callable, NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
-from launcher.result.causes import change_port, of_lost_host
+from launcher.result.causes import Failure, change_port, of_lost_host
 from launcher.text.words import Log
 
 # For a host that has been stopped, or cannot start, to tell the coordinator.
-_UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, messages.Failed: 5.0}
+_UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, Failure: 5.0}
 
 # Phases.
 
@@ -146,7 +146,7 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
         return state, ()
     how = f"was lost: {event.why}"
     # If it was only suspended, it ends with the same result when it continues.
-    lost = messages.Failed(of_lost_host(state.job.coordinator, how))
+    lost = of_lost_host(state.job.coordinator, how)
     return state._replace(phase=Left()), (_report(state, lost), events.Alone(how))
 
 

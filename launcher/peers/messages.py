@@ -8,7 +8,7 @@ JSON, at most 64 KiB, {"Name": [value of each field, ...]}, in this order:
     Hello                           Welcome, or disconnects; every 30 s again, with who is missing
                                     Start of attempt 1 when all have joined
     Succeeded, of the first rank
-    Failed, Stop, Succeeded         End: all hosts end this attempt's ranks
+    Failure, Stop, Succeeded        End: all hosts end this attempt's ranks
     Cleared, with the number        Start of the next attempt, or Leave, when all hosts have
       of the last End               cleared
     NoProgressReport, of a stall
@@ -58,13 +58,6 @@ class Hello(NamedTuple):
 
     def __repr__(self) -> str:  # the fingerprint has the script's arguments, which may be secret
         return f"Hello(job={self.job!r}, host={self.host!r})"
-
-
-class Failed(NamedTuple):
-    """A host failed `age` seconds ago: a rank's failure may count 2.5 s later."""
-
-    failure: Failure
-    age: float = 0.0
 
 
 class Succeeded(NamedTuple):
@@ -143,7 +136,7 @@ class Alive(NamedTuple):
 
 
 FromMember = Union[
-    Failed,
+    Failure,
     Succeeded,
     Stop,
     Cleared,

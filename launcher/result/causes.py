@@ -123,6 +123,7 @@ class Failure(NamedTuple):
     is_hang: bool = False
     rank: int = -1
     broken: str = ""
+    age: float = 0.0  # seconds from the failure to its report: a rank's may count 2.5 s later
     # Added by the coordinator.
     reason: str = ""  # who waited for whom, or which rank had ended before: it comes first
     failures: int = 1  # of ranks for reasons of their own, this one included

@@ -2,7 +2,7 @@
 
 Events come from the loop, which carries out the actions. Messages between hosts (peers/messages.py)
 are events, too: the coordinator's commands Start, End and Leave, and what happens to this host as a
-whole, Stop and Failed. And they are actions: reports to the coordinator, and CollectStacks. Ranks
+whole, Stop and Failure. And they are actions: reports to the coordinator, and CollectStacks. Ranks
 have their global numbers.
 """
 

@@ -37,7 +37,7 @@ from typing import Any, Callable
 
 from launcher.job.job import Job
 from launcher.peers.events import Alone
-from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop
+from launcher.peers.messages import Cleared, End, Leave, Start, Stop
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, stopped
 from launcher.run import events, ranks, stops, summary
@@ -203,10 +203,10 @@ def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
 # Signals, and a host that cannot start.
 
 
-def cannot_start(state: State, event: Failed, now: float) -> Step:
+def cannot_start(state: State, event: Failure, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    state = state._replace(torchrun_runs=False, result=state.result or event.failure.result)
-    return state, (event.failure.note, event)
+    state = state._replace(torchrun_runs=False, result=state.result or event.result)
+    return state, (event,)
 
 
 def signalled(state: State, event: Stop, now: float) -> Step:
@@ -336,7 +336,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
         if len(state.ranks) == event.nproc:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
-            return state, (note, *_failed(causes.of_group_rank(state.job.current_host)))
+            return state, (note, causes.of_group_rank(state.job.current_host))
         return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
     leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
     return state, (note, *leave)
@@ -349,7 +349,7 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
-    actions = _failed(_of_killed(state, rank, "its keeper")) if _goes_on(phase) else ()
+    actions = (_of_killed(state, rank, "its keeper"),) if _goes_on(phase) else ()
     if isinstance(phase, Ending):
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
@@ -365,13 +365,13 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     if rank is None or not _goes_on(state.phase):
         return state, ()
     if event.number == signal.SIGKILL:  # then torchrun signals the others
-        return state, _failed(_of_killed(state, rank, "its process below torchrun"))
+        return state, (_of_killed(state, rank, "its process below torchrun"),)
     if state.torchrun_ends:
         return state, ()
     error = "it was sent a signal, or ends by itself (see this host's log)"
     failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
     state = state._replace(torchrun_ends=True)
-    return state, _failed(failure._replace(cause=Cause.TORCHRUN_ENDS))
+    return state, (failure._replace(cause=Cause.TORCHRUN_ENDS),)
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
@@ -432,20 +432,18 @@ def _report_successes(state: State, now: float) -> Actions:
 
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
     """Report the ranks whose failures count now."""
-    began, host = state.times.attempt, state.job.current_host
     patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
-    counting, _ = ranks.to_count(state.ranks, now - began, patience)
+    counting, _ = ranks.to_count(state.ranks, now - state.times.attempt, patience)
     actions: Actions = ()
     for rank in counting:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(is_reported=True)})
-        failed = _failed(ranks.failure(rank, host), now - began - rank.failed_at)
-        actions += (*_report_successes(state, now), *failed)
+        actions += (*_report_successes(state, now), _failure(state, rank, now))
     return state, actions
 
 
-def _failed(failure: Failure, age: float = 0.0) -> Actions:
-    """Report a failure; the coordinator decides what follows."""
-    return failure.note, Failed(failure, round(age, 3))
+def _failure(state: State, rank: Rank, now: float) -> Failure:
+    age = now - state.times.attempt - rank.failed_at
+    return ranks.failure(rank, state.job.current_host)._replace(age=round(age, 3))
 
 
 def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:
@@ -459,7 +457,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
         counted: Actions = ()
         if isinstance(phase, Running):
             state, counted = _count(state, now, everything=True)
-        return state, counted + _failed(_of_torchrun(state, event, now))
+        return state, (*counted, _of_torchrun(state, event, now))
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -503,13 +501,10 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
     is_none = rank.is_reported or rank.exit_code == 0  # a hook may end a rank with 0
     if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.end or is_none:
         return ()
-    failure = ranks.failure(rank, state.job.current_host)
-    if rank.response is not None:
-        if not failure.broken:
-            return ()
-        failure = failure._replace(cause=Cause.SECONDARY, may_restart=False)
-    age = now - state.times.attempt - rank.failed_at
-    return _failed(failure, age)
+    failure = _failure(state, rank, now)
+    if rank.response is None:
+        return (failure,)
+    return (failure._replace(cause=Cause.SECONDARY, may_restart=False),) if failure.broken else ()
 
 
 # Time.
@@ -523,7 +518,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
-            return state, _failed(_of_torchrun(state, events.TorchrunEnded(0, error), now))
+            return state, (_of_torchrun(state, events.TorchrunEnded(0, error), now),)
         return _count(state, now)
     if isinstance(phase, Leaving) and now >= phase.by:
         if phase.is_killed:
@@ -549,7 +544,7 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     End: ended,
     Leave: left,
     Alone: alone,
-    Failed: cannot_start,
+    Failure: cannot_start,
     Stop: signalled,
     events.KeeperJoined: keeper_joined,
     events.KeeperLost: keeper_lost,

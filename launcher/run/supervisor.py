@@ -35,7 +35,7 @@ from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
-from launcher.peers.messages import Cleared, Failed, FromMember, Start, Stop
+from launcher.peers.messages import Cleared, FromMember, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, stops, summary
 from launcher.run.keepers import Keepers
@@ -234,7 +234,7 @@ class Supervisor(Stepping):
             failure = of_error(error, job.current_host if job.members else "")
         else:
             failure = self._own_failure(error)
-        self.happens(Failed(failure))
+        self.happens(failure)
 
     # What happens.
 

@@ -191,7 +191,7 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     told = next((one for one in known if one.failure.headline in (first, *others)), None)
     if told is None:
         return  # what the watch has seen stands in its place
-    failed_at = told.time - told.age
+    failed_at = told.time - told.failure.age
     of_it = [rank for rank in watch.ranks if (rank.attempt, rank.exit_code) == (attempt, 0)]
     word = r"(had ended|was ending|were ending) with exit code 0"
     named = re.search(rf", rank (\d+)(?: and (\d+) more)? {word}", first)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events
-from launcher.peers.messages import Failed, Start
+from launcher.peers.messages import Start
 from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
@@ -48,12 +48,11 @@ class Happened(NamedTuple):
 
 
 class ReportedFailure(NamedTuple):
-    """A failure that was reported to the coordinator, in which attempt, and how old it was."""
+    """A failure that was reported to the coordinator, and in which attempt."""
 
     time: float
     attempt: int
     failure: Failure
-    age: float = 0.0
 
 
 class StacksRequest:
@@ -136,12 +135,12 @@ class Watch:
         if isinstance(event, events.Lost) and is_open:
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
-        if isinstance(message, Failed):
-            of_host = not message.failure.may_restart
+        if isinstance(message, Failure):
+            of_host = not message.may_restart
             # Once all hosts end ranks for a failure only another one of a rank may replace it.
             counts = is_open or (getattr(before.phase, "failures", ()) and not of_host)
             if counts:
-                failed = ReportedFailure(now, before.attempt, message.failure, message.age)
+                failed = ReportedFailure(now, before.attempt, message)
                 self.failures.append(failed)
         if after.result and after.result != before.result:
             self.decided = (self.decided[0] if self.decided else now), after.result
