@@ -377,17 +377,7 @@ def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(sta
     assert re.fullmatch(LEFT, kept.wait("log"))
     assert kept.wait("log").startswith("stopping process ")
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
-
-
-def test_an_attempt_begins_again_with_nothing_of_the_one_before(start):
-    kept = start(DAEMON.format(how="daemon", at_term=IGNORES))
-    kept.run()
-    kept.wait("ended")
-    kept.end(1, grace=0)
-    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
-    assert not psutil.Process(kept.pid).children()
-    kept.run()
-    kept.wait("ended")
+    assert kept.left == []
 
 
 GROUP = """
@@ -463,14 +453,14 @@ def test_what_a_debugger_holds_is_given_up(start):
 @pytest.mark.parametrize("at_term", [SAVES, IGNORES])
 def test_a_launcher_that_is_gone_is_the_command_to_end(start, at_term):
     kept = start(DAEMON.format(how="daemon", at_term=at_term) + WAITS.format(at_term))
-    kept.run(grace=LONG if at_term == SAVES else 0.2)
+    kept.run(grace=LONG if at_term == SAVES else 0.2, log=os.path.abspath("log"))
     printed("waits")
     kept.close()
     assert kept.process.wait(SECONDS) == 1
     poll(nothing_is_left)
     assert os.listdir(os.environ["TMPDIR"]) == []  # the launcher's folder
-    if at_term == SAVES:
-        printed("saved", count=2)
+    for file in ("out", "log") if at_term == SAVES else ():
+        printed("saved", file, count=2)
 
 
 def test_a_launcher_that_is_gone_before_anything_runs(start):
@@ -678,9 +668,10 @@ def test_the_lines_of_ranks_that_write_at_the_same_time_are_whole(start):
 def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path, merges):
     kept = start("import os\nos.write(1, b'one\\ntwo')\nos.write(2, b' and a half\\n\\0\\xff')")
     log = tmp_path / "logs" / "rank-0.log"
-    kept.run(prefix="[rank 0] ", merges=merges, log=str(log))
-    kept.wait("ended")
-    assert log.read_bytes() == b"one\ntwo and a half\n\0\xff"
+    for shows in (True, False):  # as another job of the same name
+        kept.run(prefix="[rank 0] ", merges=merges, log=str(log), shows=shows)
+        kept.wait("ended")
+    assert log.read_bytes() == b"one\ntwo and a half\n\0\xff" * 2
     texts = (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
     rest = b" and a half\n[rank 0] \0\xff\n"  # what other ranks write then is no part of its line
     if merges:
@@ -715,6 +706,11 @@ def test_text_without_a_line_end_is_shown_soon_even_if_there_is_always_more(star
     assert kept.wait("ended")["code"] == 0
 
 
+def waiting_in(pipe):
+    """Return how many bytes can be read from a pipe."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 @pytest.mark.parametrize("has_file", [False, True])
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_a_console_that_nobody_reads_blocks_no_command(start, tmp_path, has_file, kind):
@@ -738,15 +734,12 @@ def test_a_console_that_nobody_reads_blocks_no_command(start, tmp_path, has_file
     assert (f"; {log} has them" in line) is has_file
     if has_file:
         assert os.path.getsize(log) == 5_000_000
+        shown = 5_000_000 - int(line.split()[0])
+        assert kind == "socket" or waiting_in(reader) == shown > 0
         kept.end()
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     for one in (reader, writer):
         one.close() if kind == "socket" else os.close(one)
-
-
-def waiting_in(pipe):
-    """Return how many bytes can be read from a pipe."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_a_console_that_is_read_late_gets_all(start):
@@ -776,11 +769,15 @@ def test_a_daemon_that_never_stops_printing_keeps_nobody_waiting(start):
         assert kept.wait("cleared") == {"number": 1, "survivors": 0}
 
 
-def test_a_script_that_prints_100_mb_loses_none_of_it(start, tmp_path):
-    kept = start("import os\nfor _ in range(1600): os.write(1, (b'x' * 63 + b'\\n') * 1024)")
-    kept.run()
-    assert kept.wait("ended")["code"] == 0
-    assert os.path.getsize(tmp_path / "out") == 1600 * 65536
-    os.truncate(tmp_path / "out", 0)
+def test_a_script_that_prints_100_mb_and_is_killed_loses_none_of_it(start, tmp_path):
+    kept = start(
+        "import os\nfor _ in range(1600): os.write(1, (b'x' * 63 + b'\\n') * 1024)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    kept.run(log=str(tmp_path / "log"))
+    assert kept.wait("ended")["code"] == -signal.SIGKILL
+    for name in ("out", "log"):
+        assert os.path.getsize(tmp_path / name) == 1600 * 65536
+        os.truncate(tmp_path / name, 0)
     cpu = psutil.Process(kept.pid).cpu_times()
     assert cpu.user + cpu.system < 20  # seconds; about 0.3

@@ -2,13 +2,12 @@
 
 import importlib
 import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, completed, ended_by, poll, slow
+from conftest import LAUNCHER, REPO, completed
 
 with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
     patch.syspath_prepend(str(REPO / "launcher" / "run"))
@@ -17,36 +16,29 @@ with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
 # Streams, alone.
 
 
-def show(text: bytes, *, prefix: bytes = b"", reads: bool = True) -> tuple[bytes, int]:
+def show(text: bytes, prefix: bytes = b"") -> tuple[bytes, int]:
     """Return what a console that is a pipe got of a stream, and how many bytes it did not get."""
     (reader, writer), (pipe, prints) = os.pipe(), os.pipe()
     stream = output.Stream(pipe, output.Console(writer), -1, prefix, True, False)
     console = os.fdopen(reader, "rb")
     with ThreadPoolExecutor() as pool, console:
-        read = pool.submit(console.read) if reads else None
+        shown = pool.submit(console.read)
         for begin in range(0, len(text), 1000):
             os.write(prints, text[begin : begin + 1000])
             stream.read(0.0)
         os.close(prints)
-        left_out = stream.finish(time.monotonic() + (60 if reads else 0))
+        left_out = stream.finish(time.monotonic() + 60)
         for descriptor in {pipe, writer, stream.console.descriptor}:
             os.close(descriptor)
-        shown = read.result() if read else os.read(reader, 1 << 20)
-    return shown, left_out
+    return shown.result(), left_out
 
 
 def test_lines_begin_with_their_rank():
     text = b"begun " + b"x" * 200_000 + b" and ended\r\n\n" + b"line\n" * 50_000 + b"no end"
     lines = b"".join(b"[rank 5] " + line for line in text.splitlines(keepends=True))
     # A last line gets its end: what others write then is a line of its own.
-    assert show(text, prefix=b"[rank 5] ") == (lines + b"\n", 0)
+    assert show(text, b"[rank 5] ") == (lines + b"\n", 0)
     assert show(text) == (text + b"\n", 0)
-
-
-def test_what_a_full_console_does_not_take_is_counted():
-    text = b"one of many lines\n" * 7000
-    shown, left_out = show(text, reads=False)
-    assert len(shown) + left_out == len(text) and left_out > 0 and text.startswith(shown)
 
 
 # Bytes; seconds that pass; a list: the lines that were shown by then, the last without its end.
@@ -107,8 +99,6 @@ def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
 
 
 # Jobs.
-
-WAYS = pytest.mark.parametrize("way", ["cold", slow("warm")])
 
 
 def host_with(start, path, *options, way="cold", nproc=2, both=False, **environ):
@@ -192,44 +182,6 @@ def test_a_rank_that_the_console_has_not_has_its_file_and_is_the_reason(start, s
     for attempt in attempts:
         text = log_of(1, attempt + 1).read_text()
         assert text.startswith(f"rank 1 {attempt}\nTraceback ") and text.endswith("loss is nan\n")
-
-
-APPENDS = "import sys; print('of job', sys.argv[1])"
-
-
-@pytest.mark.torch
-def test_a_second_job_appends_and_only_its_own_lines_are_copied(start, script):
-    for number in (1, 2):
-        host = host_with(start, script(APPENDS), number, nproc=1)
-        assert host.wait() == 0, host.log()
-        assert host.out == f"of job {number}\n"
-    assert log_of(0).read_text() == "of job 1\nof job 2\n"
-
-
-KILLED = """
-import os, signal
-for number in range(100_000):
-    os.write(1, b"line %d\\n" % number)
-if {is_rank}:
-    os.kill(os.getpid(), signal.SIGKILL)
-os.write(1, b"waits\\n")
-signal.pause()
-"""
-
-
-@pytest.mark.torch
-@WAYS
-@pytest.mark.parametrize("is_rank", [True, False])
-def test_nothing_is_lost_at_a_kill(start, script, way, is_rank):
-    """Of the rank, or of the launcher: then the rank ends, too."""
-    host = host_with(start, script(KILLED.format(is_rank=is_rank)), way=way, nproc=1)
-    if not is_rank:
-        host.wait_for("waits")
-        host.signal(signal.SIGKILL)
-    assert host.wait() == ended_by(signal.SIGKILL), host.log()
-    poll(lambda: not host.processes())
-    text = "".join(f"line {number}\n" for number in range(100_000)) + "waits\n" * (not is_rank)
-    assert log_of(0).read_text() == text and host.out == text
 
 
 @pytest.mark.torch

@@ -112,13 +112,6 @@ def test_an_import_may_change_the_environment(start, script, tmp_path):
     assert host.out == "by the import, by the import, None, 0\n"
 
 
-@pytest.mark.torch
-def test_another_python_runs_its_ranks_itself(start, script):
-    host = start("--train-script", script(TELLS), "--launcher-start", "warm", PYTHON_EXEC="python3")
-    assert host.wait() == 0 and host.out == "cold\n", host.log()
-    assert "falls back to cold: python3 runs torchrun or the ranks." in host.err
-
-
 def two_ranks_after(script, preload):
     """Return the words of a warm start of two ranks that imports a module first."""
     words = ("--launcher-start", "warm", "--launcher-preload", preload)
