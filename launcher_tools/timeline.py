@@ -134,15 +134,13 @@ def left_in(run_dir: str, folder: str) -> str:
 
 def text(found: Timeline, columns: int) -> list[str]:
     """Return the timeline as lines: one for each rank, or for a host's ranks with equal lines."""
-    label = max((len(_label(lane)) for lane in found.lanes), default=0)
-    label += 3 + 4  # for a second number
+    label = max(len(_label(lane)) for lane in found.lanes) + 3 + 4  # for a second number
     width = max(20, min(columns, 200) - label)
     rows = [f"{name:{label}}{strip}".rstrip() for name, strip in _rows(found, width)]
     used = {letter for row in rows for letter in row[label:]}
     letters = {kind: made.letter for kind, made in KINDS.items()} | MARKS
     legend = [f"{letter} {name}" for name, letter in letters.items() if letter in used - {" "}]
-    means = found.means()
-    spent = [f"{kind} {lasted(means[kind])}" for kind in KINDS if means[kind] >= 0.05]
+    spent = [f"{kind} {lasted(mean)}" for kind, mean in found.means().items()]
     begin, end = (found.clock(at) + "Z" for at in (0.0, found.seconds))
     return [
         title(found),
@@ -190,9 +188,9 @@ def _strip(found: Timeline, lane: Lane, width: int) -> str:
         for at in range(round(bar.start * unit), round((bar.start + bar.seconds) * unit)):
             letters[at] = KINDS[bar.kind].letter
     # The rank's own marks replace the host's.
-    for mark in (*found.marks[lane.host, None], *found.marks[lane.host, lane.rank]):
-        at = max(0, min(width - 1, int(mark.at * unit)))
-        letters[at] = MARKS[found.events[mark.event].kind]
+    for seconds, number in (*found.marks[lane.host, None], *found.marks[lane.host, lane.rank]):
+        at = max(0, min(width - 1, int(seconds * unit)))
+        letters[at] = MARKS[found.events[number].kind]
     return "".join(letters)
 
 

@@ -9,7 +9,6 @@ placed by its time of day.
 
 import collections
 import datetime
-import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -86,15 +85,8 @@ class Bar(NamedTuple):
     words: str
 
 
-class Mark(NamedTuple):
-    """When an event has happened, in a lane."""
-
-    at: float
-    event: int  # its number in the list
-
-
-# Of a host's rank; of the host, if that is None.
-Marks = Mapping[tuple[str, Optional[int]], list[Mark]]
+# Of a host's rank (of the host, if that is None): when an event has happened, and its number.
+Marks = Mapping[tuple[str, Optional[int]], list[tuple[float, int]]]
 
 
 class Event(NamedTuple):
@@ -164,12 +156,12 @@ class Timeline(NamedTuple):
         return time.strftime(form, time.gmtime(self.utc + at))
 
     def means(self) -> dict[str, float]:
-        """Return a rank's average seconds of each kind."""
+        """Return a rank's average seconds of each kind that comes to more than a moment."""
         means = dict.fromkeys(KINDS, 0.0)
         for lane in self.lanes:
             for bar in lane.bars:
                 means[bar.kind] += bar.seconds / len(self.lanes)
-        return means
+        return {kind: mean for kind, mean in means.items() if mean >= 0.05}
 
 
 def parsed(text: str) -> tuple[list[Line], int]:
@@ -209,60 +201,62 @@ def in_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: [(len(p), p) for p in re.split("([0-9]+)", name)])
 
 
-def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[dict[str, list[Line]], float]:
-    """Return each host's lines in seconds since the job's first line, in order; and its UTC."""
-    names = in_order([name for name, lines in logs.items() if lines])
+def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[list[Line], float]:
+    """Return all hosts' lines in order, in seconds since the job's first one; and that one's UTC.
+
+    `since` becomes the line's own time where it has none.
+    """
+    clocks = {name: lines[0].utc - lines[0].seconds for name, lines in logs.items()}
     starts = {
-        name: {line.attempt: line.seconds for line in logs[name][::-1] if line.event == "attempt"}
-        for name in names
+        name: {line.attempt: line.seconds for line in reversed(lines) if line.event == "attempt"}
+        for name, lines in logs.items()
     }
-    clocks = {name: logs[name][0].utc - logs[name][0].seconds for name in names}
-    first = max(names, key=lambda name: len(starts[name]), default="")
-    shifts = {}
-    for name in names:
+    first = max(logs, key=lambda name: len(starts[name]))
+    moved: list[Line] = []
+    for name, lines in logs.items():
         both = starts[name].keys() & starts[first].keys()
-        shifts[name] = clocks[name] - clocks[first]
+        shift = clocks[name] - clocks[first]
         if both:
-            shifts[name] = starts[first][min(both)] - starts[name][min(both)]
-    began = min((logs[name][0].seconds + shifts[name] for name in names), default=0.0)
-    moved = {}
-    for name in names:
-        shift = shifts[name] - began
-        latest = itertools.accumulate((line.seconds + shift for line in logs[name]), max)
-        moved[name] = [
-            line._replace(seconds=at, since=at if line.since < 0 else line.since + shift)
-            for line, at in zip(logs[name], latest)
-        ]
-    return moved, clocks.get(first, 0.0) + began
+            shift = starts[first][min(both)] - starts[name][min(both)]
+        for line in lines:
+            since = line.seconds if line.since < 0 else line.since
+            moved.append(line._replace(seconds=line.seconds + shift, since=since + shift))
+    moved.sort(key=lambda line: line.seconds)
+    began = moved[0].seconds
+    in_seconds = [
+        line._replace(seconds=line.seconds - began, since=line.since - began) for line in moved
+    ]
+    return in_seconds, clocks[first] + began
 
 
 def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> Timeline:
-    """Return the timeline of a job; if the files have several jobs, of the last one."""
-    began = {name: lines[0] for name, lines in logs.items() if lines and lines[0].job}
-    job = max(began.values(), key=lambda line: line.utc).job if began else ""
-    others = [name for name, line in began.items() if line.job != job]
-    hosts, utc = aligned({name: lines for name, lines in logs.items() if name not in others})
-    lines = sorted((line for own in hosts.values() for line in own), key=lambda line: line.seconds)
-    end = lines[-1].seconds if lines else 0.0
+    """Return the timeline of a job; if the files have several jobs, of the last one.
+
+    `logs` are the lines of each host's file, at least one.
+    """
+    began = {name: lines[0] for name, lines in logs.items()}
+    job = max(began.values(), key=lambda line: (bool(line.job), line.utc)).job
+    old = {name: line.job for name, line in began.items() if line.job not in ("", job)}
+    lines, utc = aligned({name: lines for name, lines in logs.items() if name not in old})
+    end = lines[-1].seconds
     ends = [line for line in lines if line.event == "ended" and line.rank is None]
     last = max(ends, key=lambda line: (bool(line.exit_code), bool(line.cause)), default=None)
     events, marks = _events(lines)
     lanes = {}
-    for name, own in hosts.items():
-        here = _known(name, own, lines, ends)
-        ranks = {line.rank for line in own if line.rank is not None and line.host == name}
+    for name in in_order([name for name in logs if name not in old]):
+        here = _known(name, lines, has_ended=bool(ends))
+        ranks = {line.rank for line in here if line.host == name and line.rank is not None}
         rows: list[Optional[int]] = [*sorted(ranks)] or [None]
         lanes[name] = [_lane(name, rank, here, end) for rank in rows]
-    old = [f"{name}: its last job is {began[name].job}, not this one" for name in others]
     return Timeline(
         job=job,
         how=_how(last),
         cause=last.cause if last else "",
         exit_code=last.exit_code if last else None,
         seconds=end,
-        attempts=max((line.attempt for line in lines), default=0),
+        attempts=max(line.attempt for line in lines),
         hosts=lanes,
-        notes=[*notes, *old],
+        notes=[*notes, *(f"{name}: its last job is {old[name]}, not this one" for name in old)],
         events=events,
         marks=marks,
         utc=utc,
@@ -277,18 +271,18 @@ def _how(end: Optional[Line]) -> str:
     return "stopped" if end.cause.startswith("stopped by ") else "failed"
 
 
-def _known(
-    name: str, own: Sequence[Line], lines: Sequence[Line], ends: Sequence[Line]
-) -> list[Line]:
+def _known(name: str, lines: Sequence[Line], *, has_ended: bool) -> list[Line]:
     """Return the lines about a host, until it was lost or its file ends, with a line that says so.
 
     A host that has recorded its own end was not lost. Stalls are those of all hosts' ranks.
+    `has_ended`: the end of the job is known.
     """
     here = [line for line in lines if line.host == name or line.event in _STALLS]
-    lost = [line._replace(cause=f"lost: {line.cause}") for line in here if line.event == "lost"]
-    if any(line.host == name for line in ends):
+    own = [line for line in here if line.host == name]
+    lost = [line._replace(cause=f"lost: {line.cause}") for line in own if line.event == "lost"]
+    if any(line.event == "ended" and line.rank is None for line in own):
         lost = []
-    elif ends and not lost:
+    elif has_ended and not lost:
         lost = [own[-1]._replace(event="lost", cause="its file ends here", since=own[-1].seconds)]
     until = lost[0].seconds if lost else float("inf")
     here = [line for line in here if line.seconds <= until and line.event != "lost"]
@@ -329,20 +323,12 @@ def _next(kind: str, line: Line) -> str:
 def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
     """Return the events, those of several hosts or ranks once; and the marks."""
     roots = _roots(lines)
-    failed_at = {root.attempt: root.seconds for root in roots}
-
-    def order(line: Line) -> tuple[float, bool]:
-        """Put a restart after its failure, even if it has the earlier time, by another clock."""
-        is_restart = line.event == "restart"
-        earliest = failed_at.get(line.attempt, 0.0) if is_restart else 0.0
-        return max(line.seconds, earliest), is_restart
-
     everyone = {
         "hosts": len({line.host for line in lines}),
         "ranks": len({line.rank for line in lines} - {None}),
     }
     same: dict[tuple[object, ...], list[Line]] = {}
-    for line in sorted(lines, key=order):
+    for line in sorted(lines, key=_place_in_list):
         if line.event in _LISTED and (line.event != "ended" or line.rank is None):
             same.setdefault((line.event, line.attempt, line.cause), []).append(line)
     events: list[Event] = []
@@ -350,7 +336,7 @@ def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
     for first, *others in same.values():
         for line in (first, *others):
             if line.event in MARKS and (line.event != "failed" or line in roots):
-                marks[line.host, line.rank].append(Mark(line.seconds, len(events)))
+                marks[line.host, line.rank].append((line.seconds, len(events)))
         where, which = first.host, "hosts"
         if first.rank is not None:
             where, which = f"{where}, rank {first.rank}", "ranks"
@@ -361,6 +347,11 @@ def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
         shown = first._replace(cause="") if first.event == "ended" else first  # the head has it
         events.append(Event(shown, where, first in roots))
     return events, marks
+
+
+def _place_in_list(line: Line) -> tuple[int, float]:
+    """Put a restart after its failure, even if another host's clock is a moment ahead."""
+    return line.attempt, line.seconds + (1.0 if line.event == "restart" else 0.0)
 
 
 def _roots(lines: Sequence[Line]) -> list[Line]:

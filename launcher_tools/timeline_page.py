@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from launcher.text.words import lasted, plural
-from launcher_tools.timeline_lanes import KINDS, Event, Lane, Mark, Timeline
+from launcher_tools.timeline_lanes import KINDS, Event, Lane, Timeline
 
 _MOST_UNFOLDED = 32  # ranks
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -168,17 +168,11 @@ function grid() {
   }
 }
 function pressed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const key = event.key, here = document.activeElement, filter = $("filter");
-  if (here === filter && key !== "Escape") return;
+  const here = document.activeElement;
   const rows = all(".host:not([hidden]) button, .host:not(.folded) .rank:not([hidden])");
-  const next = rows[rows.indexOf(here) + { ArrowDown: 1, ArrowUp: -1 }[key]];
-  const by = { ArrowRight: 1, ArrowLeft: -1 }[key];
-  if (key === "Escape") { filter.value = ""; show(); }
-  else if (key === "/") filter.focus();
-  else if (key === "+" || key === "=") scale(2);
-  else if (key === "-") scale(.5);
-  else if (next) next.focus();
+  const next = rows[rows.indexOf(here) + { ArrowDown: 1, ArrowUp: -1 }[event.key]];
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (next) next.focus();
   else if (by && lanes.includes(here)) {
     const items = all("[data-words]", here)
       .sort((a, b) => parseFloat(a.style.left) - parseFloat(b.style.left));
@@ -215,8 +209,8 @@ def page(found: Timeline, title: str) -> str:
         for name, kind in KINDS.items()
     ]
     _add(head, "style", "".join([_STYLE, *fills]))
-    longest = max(map(len, found.hosts), default=0)
-    body.set("style", f"--chars: {max(6, longest)}; --ranks: {len(found.lanes)}")
+    longest = max(6, *map(len, found.hosts))
+    body.set("style", f"--chars: {longest}; --ranks: {len(found.lanes)}")
     _add_head(body, found)
     body.append(ElementTree.fromstring(_TOOLS))
     _add_legend(body, found)
@@ -259,13 +253,10 @@ def _add_head(body: Element, found: Timeline) -> None:
 def _add_legend(body: Element, found: Timeline) -> None:
     legend = _add(body, "ul", "", "legend")
     _add(legend, "li", "Average per rank:")
-    bars = [bar for lane in found.lanes for bar in lane.bars]
-    seen = {bar.kind for bar in bars if bar.seconds > found.seconds / 200}
     for name, seconds in found.means().items():
-        if name in seen:
-            entry = _add(legend, "li", "", title=KINDS[name].meaning)
-            _add(entry, "i", "", f"key {name}")
-            _add(entry, "span", f"{name} {lasted(seconds)}")
+        entry = _add(legend, "li", "", title=KINDS[name].meaning)
+        _add(entry, "i", "", f"key {name}")
+        _add(entry, "span", f"{name} {lasted(seconds)}")
 
 
 def _add_chart(chart: Element, found: Timeline) -> None:
@@ -290,7 +281,7 @@ def _add_chart(chart: Element, found: Timeline) -> None:
 def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
     ended = f" \u00b7 {lane.ended}" if lane.ended else ""
     marks = found.marks[lane.host, lane.rank]
-    marked = [found.events[mark.event] for mark in marks]
+    marked = [found.events[number] for _, number in marks]
     is_root = any(event.kind in ("failed", "stalled") for event in marked)
     row = _add(box, "div", "", "row rank root" if is_root else "row rank", tabindex="-1")
     spent = [f"{bar.kind} {lasted(bar.seconds)}" for bar in lane.bars]
@@ -310,13 +301,13 @@ def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
     return row
 
 
-def _add_marks(track: Element, found: Timeline, marks: Sequence[Mark]) -> None:
-    for mark in marks:
-        event = found.events[mark.event]
+def _add_marks(track: Element, found: Timeline, marks: Sequence[tuple[float, int]]) -> None:
+    for at, number in marks:
+        event = found.events[number]
         icon = _add_icon(track, event)
-        icon.set("style", _place(found, mark.at))
-        icon.set("data-words", f"{_after(found, mark.at)}: {event.kind}: {event.summary}")
-        icon.set("data-event", str(mark.event))
+        icon.set("style", _place(found, at))
+        icon.set("data-words", f"{_after(found, at)}: {event.kind}: {event.summary}")
+        icon.set("data-event", str(number))
 
 
 def _place(found: Timeline, at: float, seconds: float | None = None) -> str:

@@ -17,9 +17,9 @@ from launcher_tools.timeline_lanes import parsed, timeline
 TIMELINE = [*LAUNCHER, "timeline"]
 
 
-def drawn_of(**files):
-    logs = {host.replace("_", "-"): parsed(text)[0] for host, text in files.items()}
-    return timeline(logs)
+def drawn_of(*texts):
+    logs = filter(None, (parsed(text)[0] for text in texts))
+    return timeline({lines[0].host: lines for lines in logs})
 
 
 def lane_of(found, rank):
@@ -32,7 +32,7 @@ def kinds(lane):
 
 
 def marks(found, host, rank=None):
-    return [found.events[mark.event].kind for mark in found.marks[host, rank]]
+    return [found.events[number].kind for _, number in found.marks[host, rank]]
 
 
 # What ranks did.
@@ -70,7 +70,7 @@ def test_hosts_are_aligned_where_an_attempt_begins():
     two = line(0, "began", "algo-2", job="x") + line(2, "attempt", "algo-2")
     two += line(7, "runs", "algo-2", rank=1) + line(17.5, "restart", "algo-2")
     two += line(22, "attempt", "algo-2", attempt=2) + line(37, "ended", "algo-2", attempt=2)
-    found = drawn_of(algo_1=one, algo_2=two.replace("T16:", "T05:"))
+    found = drawn_of(one, two.replace("T16:", "T05:"))
     assert found.seconds == 40 and adds_up(found)
     assert [bar[:3] for bar in lane_of(found, 1).bars] == [
         ("unknown", 0, 3), ("joining", 3, 2), ("start", 5, 5), ("training", 10, 10.5),
@@ -85,7 +85,7 @@ def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it(
     text += line(8.1, "failed", rank=2, cause=cause, exit_code=1, text="Traceback\n  File x")
     text += line(8.2, "restart", cause=f"attempt 1 of 2 failed after 8 s: {cause}; restarting")
     text += line(9, "ended", rank=0, exit_code=-15) + line(9, "ended", rank=2, exit_code=1)
-    found = drawn_of(algo_1=text)
+    found = drawn_of(text)
     assert [marks(found, "algo-1", rank) for rank in (0, 2)] == [[], ["failed"]]
     assert [lane.ended for lane in found.lanes] == ["SIGTERM", "exit 1"]
     failed = [event for event in found.events if event.kind == "failed"]
@@ -100,7 +100,7 @@ def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earl
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(8, "failed", "algo-2", rank=1, cause=cause, exit_code=1)
     two += line(8.01, "restart", "algo-2", cause=cause)
-    found = drawn_of(algo_1=one, algo_2=two)
+    found = drawn_of(one, two)
     assert [(event.kind, event.where) for event in found.events] == [
         ("failed", "algo-2, rank 1"), ("restart", "all hosts"),
     ]  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earl
 )
 def test_where_an_event_happened_is_said_unless_its_words_say_it(rank, cause, said):
     failed = line(5, "failed", rank=rank, cause=cause)
-    (event,) = drawn_of(algo_1=line(0, "began", job="x") + failed).events
+    (event,) = drawn_of(line(0, "began", job="x") + failed).events
     assert event.summary.startswith(said)
 
 
@@ -127,7 +127,7 @@ def test_nothing_is_known_of_a_host_from_when_it_was_lost():
     one += line(9, "lost", "algo-2", cause="its launcher died") + line(12, "ended", exit_code=69)
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(2, "runs", "algo-2", rank=1)
-    found = drawn_of(algo_1=one, algo_2=two)
+    found = drawn_of(one, two)
     assert lane_of(found, 1).bars[-1] == ("unknown", 9, 3, 1, "lost: its launcher died")
     assert marks(found, "algo-2") == ["lost"] and adds_up(found)
 
@@ -136,9 +136,9 @@ def test_a_host_without_a_word_of_its_end_is_unknown_after_its_last():
     one = line(0, "began", job="x") + line(1, "attempt") + line(30, "ended", exit_code=1)
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(6, "runs", "algo-2", rank=1)
-    found = drawn_of(algo_1=one, algo_2=two)
+    found = drawn_of(one, two)
     assert lane_of(found, 1).bars[-1][:3] == ("unknown", 6, 24)
-    running = drawn_of(algo_2=two)  # as of a job that runs
+    running = drawn_of(two)  # as of a job that runs
     assert running.how == "has not ended" and adds_up(running)
 
 
@@ -150,7 +150,7 @@ def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
         + line(21, "attempt", attempt=2)
     )
     text += line(22, "runs", rank=0, attempt=2) + line(30, "ended", rank=0, attempt=2, exit_code=0)
-    lane = lane_of(drawn_of(algo_1=text), 0)
+    lane = lane_of(drawn_of(text), 0)
     assert [bar.kind for bar in lane.bars] == [
         "joining", "start", "training", "waiting", "restart", "start", "training",
     ]  # fmt: skip
@@ -167,15 +167,16 @@ def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
             st.lists(st.integers(0, 9), max_size=3),
             st.floats(0, 1000),
         ),
+        min_size=1,
         max_size=30,
     )
 )
 def test_bars_add_up_to_the_jobs_time_whatever_lines_there_are(rows):
-    files = {"algo_1": "", "algo_2": ""}
+    texts = ["", ""]
     for number, (event, seconds, attempt, rank, host, ranks, since) in enumerate(rows):
         text = line(seconds, event, host, attempt, rank=rank, ranks=ranks, since=since, job="x")
-        files["algo_1" if number % 2 else "algo_2"] += text
-    found = drawn_of(**files)
+        texts[number % 2] += text
+    found = drawn_of(*texts)
     assert adds_up(found)
     assert tool.text(found, 80) and timeline_page.page(found, "t")
 

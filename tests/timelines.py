@@ -81,6 +81,6 @@ def adds_up(found: Any) -> bool:
             assert bar.start == pytest.approx(at, abs=1e-6) and bar.kind in KINDS
             at += bar.seconds
         assert at == pytest.approx(found.seconds, abs=1e-6), lane
-    marked = {mark.event for marks in found.marks.values() for mark in marks}
+    marked = {number for marks in found.marks.values() for _, number in marks}
     assert {found.events[number].kind for number in marked} <= set(MARKS)
     return True

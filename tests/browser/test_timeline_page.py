@@ -84,12 +84,11 @@ def test_of_many_ranks_hosts_are_folded_and_unfold_one_by_one_or_all(opened):
 )
 def test_the_filter(opened, text, count):
     page = opened(large())
-    page.keyboard.press("/")
-    page.keyboard.type(text)
+    page.locator("#filter").fill(text)
     assert page.locator(RANKS).count() == count
     assert page.locator("#count").text_content() == f"{count} of 128 ranks"
     assert page.get_by_text("No rank matches.").is_visible() is (count == 0)
-    page.keyboard.press("Escape")
+    page.locator("#filter").clear()
     assert page.locator("#count").text_content() == ""
 
 
@@ -179,15 +178,15 @@ def test_all_of_it_by_keys(opened):
 def test_a_larger_scale_keeps_labels_in_sight(opened):
     page = opened(large())
     before = size(page, ".host .bar.training")["width"]
-    for key in "+++":
-        page.keyboard.press(key)
+    for _ in range(3):
+        page.locator("#in").click()
     assert size(page, ".host .bar.training")["width"] == pytest.approx(8 * before, rel=0.01)
     page.evaluate("document.getElementById('chart').scrollLeft = 3000")
     assert size(page, ".host .label")["x"] == size(page, "#chart")["x"]
     labels = page.locator(".ticks span").all_text_contents()
     assert labels[:3] == ["16:00", "16:00:10", "16:00:20"] or labels[0].startswith("16:00")
-    for key in "----":
-        page.keyboard.press(key)
+    for _ in range(4):
+        page.locator("#out").click()
     assert size(page, ".host .bar.training")["width"] == pytest.approx(before, rel=0.01)
 
 
