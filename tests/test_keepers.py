@@ -170,19 +170,6 @@ def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
     assert 0 < logged().count("from a rank: b'{\"ended\": {}}'") <= 20
 
 
-@pytest.mark.parametrize("left", [2, 30])  # descriptors: fewer than strangers may take, or enough
-def test_idle_strangers_make_way_for_a_keeper(keepers, left):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = len(os.listdir("/proc/self/fd")) + 31 + left  # 31: the other ends
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        for _ in range(30):
-            stack.enter_context(connect())
-        stack.enter_context(connect({"hello": JOINED._asdict()}))
-        keepers.act_until(lambda: JOINED in keepers.told)
-
-
 @contextlib.contextmanager
 def descriptors_left(count):
     """Use all of this process's descriptors but some."""
@@ -201,6 +188,16 @@ def descriptors_left(count):
         for each in filled[count:]:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", [2, 30])  # descriptors: fewer than strangers may take, or enough
+def test_idle_strangers_make_way_for_a_keeper(keepers, left):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(descriptors_left(31 + left))  # 31: the other ends
+        for _ in range(30):
+            stack.enter_context(connect())
+        stack.enter_context(connect({"hello": JOINED._asdict()}))
+        keepers.act_until(lambda: JOINED in keepers.told)
 
 
 def test_a_connection_waits_without_load_while_no_descriptor_is_free(keepers):
@@ -235,13 +232,8 @@ def test_a_tmpdir_that_cannot_be_used(tmp_path):
         run_dir({"TMPDIR": "/proc"})
     mine = f"/tmp/sm-launch-{os.getpid()}-*"
     before = glob.glob(mine)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no descriptor is free
-    try:
-        with pytest.raises(LaunchError, match="Too many open files"):
-            run_dir({})
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with descriptors_left(0), pytest.raises(LaunchError, match="Too many open files"):
+        run_dir({})
     assert glob.glob(mine) == before
 
 
