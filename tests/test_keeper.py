@@ -380,20 +380,7 @@ def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(sta
     assert kept.left == []
 
 
-GROUP = """
-import os, signal, sys, time
-is_there, says = os.pipe()
-if os.fork() == 0:
-    signal.signal(signal.SIGTERM, lambda *_: [print("saved", flush=True), os._exit(0)])
-    os.write(says, b"1")
-    while True:
-        time.sleep(3600)
-os.read(is_there, 1)
-print("waits", flush=True)
-{}
-while True:
-    time.sleep(3600)
-"""
+GROUP = DAEMON.format(how="child", at_term=SAVES) + WAITS
 
 
 def test_a_stop_that_kills_a_script_goes_to_its_group(start):
@@ -601,16 +588,14 @@ def test_what_was_said_is_read_though_nothing_can_be_sent_any_more():
 DECODE = "import os, signal\ndef decode():\n    os.kill(os.getpid(), signal.SIG{})\n{}decode()"
 
 
-def test_a_crash_comes_with_its_place_and_an_abort_with_the_last_words(start):
-    says = "malloc(): corrupted top size"
-    for name, crash, words in (("SEGV", "Segmentation fault", ""), ("ABRT", "Aborted", says)):
-        kept = start(DECODE.format(name, f"os.write(2, b'{says}\\n')\n"))
-        kept.run()
-        ended = kept.wait("ended")
-        assert ended["code"] == -signal.Signals[f"SIG{name}"]
-        text = b"\n".join(one["said"] for one in kept.told if "said" in one).decode()
-        assert f"Fatal Python error: {crash}" in text and 'script.py", line 3 in decode' in text
-        assert ended["words"] == words
+def test_an_abort_comes_with_its_place_and_the_last_words(start):
+    words = "malloc(): corrupted top size"
+    kept = start(DECODE.format("ABRT", f"os.write(2, b'{words}\\n')\n"))
+    kept.run()
+    ended = kept.wait("ended")
+    assert (ended["code"], ended["words"]) == (-signal.SIGABRT, words)
+    text = b"\n".join(one["said"] for one in kept.told if "said" in one).decode()
+    assert "Fatal Python error: Aborted" in text and 'script.py", line 3 in decode' in text
 
 
 def test_a_crash_that_the_scripts_own_faulthandler_shows_comes_with_its_place(start):
