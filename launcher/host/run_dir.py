@@ -18,7 +18,7 @@ def run_dir(environ: Mapping[str, str]) -> tuple[str, socket.socket]:
 
     In TMPDIR, or in /tmp, if a path of TMPDIR would be too long for the socket. Raises LaunchError.
     """
-    parent = environ.get("TMPDIR") or "/tmp"
+    parent = os.path.abspath(environ.get("TMPDIR") or "/tmp")  # a relative one may have a long path
     if len(os.fsencode(parent)) > _PARENT_BYTES:
         parent = "/tmp"
     folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{time.time_ns():x}")

@@ -147,9 +147,7 @@ class Keeper:
         self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
         connection = _socket.socket(_socket.AF_UNIX)
         self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
-        run_dir = os.open(self._run_dir, os.O_PATH)
-        connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's path may be too long
-        os.close(run_dir)
+        connection.connect(f"{self._run_dir}/socket")
         self._launcher = Link(connection)
         self._script = Script()
         self._consoles: list[Console] = []  # of stdout and stderr, once this has the launcher's
@@ -177,9 +175,7 @@ class Keeper:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOPS, *WARNINGS))
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
-        self._woken, writer = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(writer, False)
+        self._woken, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 

@@ -7,7 +7,6 @@ console in one write, so that ranks' lines are never torn; none of these writes 
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import select
 import stat
@@ -20,7 +19,7 @@ PARTIAL_SECONDS = 0.2  # until text without a line end is shown
 READ = 1 << 16  # bytes at a time
 # Bytes that may wait for a console. A rank with a file never waits for the console.
 _WAITING, _WAITING_WITH_FILE = 1 << 16, 1 << 22
-_GETPIPE_SZ = 1032  # fcntl.F_GETPIPE_SZ of Python 3.10
+_READS = 16  # of READ bytes: a pipe holds no more
 
 
 class Console:
@@ -100,21 +99,20 @@ class Stream:
         is_full = self._file < 0 and len(self.console.waiting) >= _WAITING
         return self._is_open and not is_full
 
-    def read(self, now: float) -> int:
-        """Read what is there; return how many bytes that was."""
+    def read(self, now: float) -> None:
+        """Read what is there, or much of it."""
         try:
             data = os.read(self.reader, READ)
         except BlockingIOError:
-            return 0
+            return
         self._is_open = bool(data)
         if not data:
-            return 0
+            return
         self.tail, self.read_at = (self.tail + data)[-READ:], now or NEVER
         if self._file >= 0:
             with suppress(OSError):  # a full disk
                 os.write(self._file, data)
         self._take(self._rest + data, now)
-        return len(data)
 
     def _take(self, text: bytes, now: float) -> None:
         """Process text that was not shown yet."""
@@ -165,10 +163,8 @@ class Stream:
 
     def finish(self, deadline: float) -> int:
         """Read the rest until the deadline; return how many bytes the console did not take."""
-        # Read at most what a pipe holds: anything later is from a process that still runs.
-        left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self._is_open else 0
-        while left > 0 and (count := self.read(0.0)):
-            left -= count
+        for _ in range(_READS):  # not to the end: a process that still runs may write on
+            self.read(0.0)
             if not self.is_read:
                 self.console.drain(deadline)
         self._show_rest()

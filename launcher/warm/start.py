@@ -27,7 +27,7 @@ def begin(system: System, job: Job, environ: Mapping[str, str], run_dir: str) ->
         helper.close()
 
     plan, options = job.plan, job.options
-    path, name = os.path.join(os.path.abspath(run_dir), "warm"), "the process that forks the ranks"
+    path, name = os.path.join(run_dir, "warm"), "the process that forks the ranks"
     script = os.path.join(options.folder, options.train_script)
     folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
     argv = (plan.python, "-u", WARM, path, folder, *options.preload)
