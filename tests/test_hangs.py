@@ -24,6 +24,7 @@ import os, threading, time
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
+{counted}
 
 def load():
     lock = threading.Lock()
@@ -31,7 +32,7 @@ def load():
     lock.acquire()
 
 def train(step):
-    raise ValueError(f"loss is nan in step {step}")
+    raise ValueError(f"loss is nan in step {{step}}")
 
 for _ in range(20):
     dist.all_reduce(torch.ones(1))
@@ -41,68 +42,45 @@ if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     finally:
         load()  # a barrier, say, or destroy_process_group()
 dist.all_reduce(torch.ones(1024))
-dist.barrier()
 time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
 dist.destroy_process_group()
 """
-ABSENT = (
-    "127.0.0.2, rank 1 (local rank 0) is absent from all_reduce #21 of the default group, "
-    "where 1 other is waiting; rank 1 is in load, script.py:10"
+# gloo's count stands in for NCCL's, for which a GPU is needed.
+COUNTED = 'dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD] = "cuda:nccl"'
+ABSENT = "is absent from all_reduce #21 of the default group, where 1 other is waiting"
+NOT_BEGUN = "has not begun collective #21 of the default group, which 1 rank has"
+RAISED = "; rank 1 is handling ValueError: loss is nan in step 21, raised in train, script.py:14"
+RAISED *= sys.version_info >= (3, 10)  # no earlier Python tells
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "says"),
+    [
+        pytest.param("", "2000", ABSENT, marks=recorded),
+        pytest.param(COUNTED, "0", NOT_BEGUN, marks=counted),
+    ],
+    ids=["gloo", "NCCL"],
 )
-RAISED = "; rank 1 is handling ValueError: loss is nan in step 21, raised in train, script.py:13"
-ABSENT += RAISED * (sys.version_info >= (3, 10))  # no earlier Python tells
-
-
-@recorded
-def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start_two, script):
+def test_a_rank_that_does_not_come_is_named_and_its_job_restarted(
+    start_two, script, line, size, says
+):
     options = (*OPTIONS, "--launcher-hang-timeout", "4", "--launcher-max-restarts", "1")
-    hosts = start_two("--train-script", script(LOCKED), *options)
+    path = script(LOCKED.format(counted=line))
+    hosts = start_two("--train-script", path, *options, TORCH_FR_BUFFER_SIZE=size)
     codes = [host.wait() for host in hosts]
     log = "".join(host.log() for host in hosts)
     assert codes == [0, 0], log
-    said = rf"^launcher: ranks have made no progress for [\d.]+ s: {re.escape(ABSENT)}\.$"
+    named = f"127.0.0.2, rank 1 (local rank 0) {says}; rank 1 is in load, script.py:11{RAISED}"
+    said = rf"^launcher: ranks have made no progress for [\d.]+ s: {re.escape(named)}\.$"
     assert re.search(said, hosts[0].err, re.MULTILINE), log
     for host in hosts:
         why = (
             r"attempt 1 of 2 failed after [\d.]+ s: ranks have made no progress for "
             r"(?:9\.\d|\d\d+) s: "
         )
-        why += f"{re.escape(ABSENT)};"
-        assert len(re.findall(why, host.err)) == 1, log
+        assert len(re.findall(f"{why}{re.escape(named)};", host.err)) == 1, log
     assert "launcher: rank 1:\n" in hosts[0].err, log  # the stacks
-    assert re.search(r'launcher:     File ".*script.py", line 10, in load\n', hosts[0].err), log
-
-
-COUNTED = """
-import time
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-# gloo's count stands in for NCCL's, for which a GPU is needed.
-dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD] = "cuda:nccl"
-for _ in range(20):
-    dist.all_reduce(torch.ones(1))
-def load():
-    time.sleep(600)
-if dist.get_rank() == 1:
-    load()
-dist.all_reduce(torch.ones(1))
-"""
-NOT_BEGUN = (
-    " has not begun collective #21 of the default group, which 1 rank has; "
-    "rank 1 is in load, script.py:11."
-)
-
-
-@counted
-def test_of_nccl_it_is_known_who_has_not_begun(start, script):
-    options = (*OPTIONS, "--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "3")
-    host = start("--train-script", script(COUNTED), *options, TORCH_FR_BUFFER_SIZE="0")
-    assert host.wait() == 75, host.log()
-    named = re.escape(f": localhost, rank 1 (local rank 1){NOT_BEGUN}")
-    says = rf"ranks have made no progress for (?:[89]\.\d|\d\d+) s{named}\n"
-    assert re.match(says, host.failure), host.log()
-    assert host.err.count(NOT_BEGUN) == 1, host.log()
+    assert re.search(r'launcher:     File ".*script.py", line 11, in load\n', hosts[0].err), log
 
 
 SAVES = """

@@ -10,7 +10,6 @@ from conftest import ports
 
 pytestmark = pytest.mark.torch
 
-TWO_RANKS = ("--launcher-nproc-per-node", "2")
 LEAVE_A_FILE = """
 import os
 names = ("GROUP_RANK", "RANK", "WORLD_SIZE", "SM_CURRENT_HOST", "MASTER_ADDR")
@@ -54,46 +53,6 @@ def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_pa
     }
     assert "127.0.0.3 has node_rank 1 (nnodes=2)" in hosts[0].err
     assert "127.0.0.1 is in none of the instance groups train" in hosts[2].err
-
-
-FAIL = """
-import os, signal, sys, time
-
-heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(time.sleep(0.5)))
-open("ready-" + os.environ["RANK"], "w").close()
-while not all(os.path.exists(f"ready-{rank}") for rank in range(4)):
-    time.sleep(0.01)
-if os.environ["RANK"] == "2":
-    exec(sys.argv[1])
-while not heard or os.environ["RANK"] != "0":
-    time.sleep(0.01)
-print("saved after", len(heard), flush=True)
-"""
-# Chosen by its hook within the 2.5 s.
-WITH_A_CODE = """
-sys.excepthook = lambda *_: (time.sleep(0.1), os._exit(42))
-raise ValueError("loss is nan")
-"""
-
-
-def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script):
-    """The log of each ends with it and the times; a rank of the other saves, and one ignores it."""
-    options = (*TWO_RANKS, "--launcher-failure-grace", "5", "--launcher-verbose=true")
-    hosts = start_two("--train-script", script(FAIL), *options, WITH_A_CODE)
-    for host in hosts:
-        assert host.wait() == 42, host.log()
-        assert host.leftovers() == []
-        cause, times = host.failure.splitlines()[:2]
-        assert cause == "127.0.0.2, rank 2 (local rank 0) failed with ValueError: loss is nan"
-        last = rf"launcher: {host.name}: exit code 42; \S+ s in total: joining \S+ s, "
-        last += r"starting \S+ s, training \S+ s, ending \S+ s\."
-        assert re.fullmatch(last, host.err.splitlines()[-1])
-        assert host.err.count(f" {cause}\n") == 1 and re.match(r"exit code 42, \d+ s after", times)
-        assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
-    assert hosts[0].failure == hosts[1].failure
-    assert hosts[0].out == "saved after 1\n"
-    assert "1 rank still running at the end of the grace period: " in hosts[0].err
 
 
 SAVES = """

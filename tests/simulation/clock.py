@@ -33,16 +33,3 @@ class Clock:
         while queue and queue[0][0] <= until:
             self.now, _, act, arguments = heapq.heappop(queue)
             act(*arguments)
-
-
-class Lane:
-    """What one sender says arrives in the order in which it was said, after some time each."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last = 0.0
-
-    def after(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Have something arrive after a delay, or right behind what was said before."""
-        self._last = max(self._last, self._clock.now + seconds)
-        self._clock.at(self._last, act, *arguments)

@@ -25,19 +25,14 @@ class Socket(End):
     """One end of a connection of a machine."""
 
     peer: Socket
-    is_full = False  # the other end has stopped reading
 
     def takes(self) -> float:
         """Return how many seconds a message is on its way."""
-        return (
-            self.machine.job.random.uniform(*TAKES) + self.machine.delay + self.peer.machine.delay
-        )
+        delays = self.machine.delay + self.peer.machine.delay
+        return self.machine.job.random.uniform(*TAKES) + delays
 
     def send(self, data: bytes) -> int:
-        """Send data, if the other end reads."""
-        if self.is_full:
-            self.machine.job.clock.after(0, self.peer.comes, b"")
-            return 0
+        """Send data."""
         self.machine.job.watch.acts(self.machine, "sends something")
         return super().send(data)
 
@@ -105,9 +100,6 @@ class Network:
 
     def break_(self, end: Socket, what: What) -> None:
         """Break one connection as a fault has it; the coordinator's end may find out late."""
-        if what is What.STOPS_READING:
-            end.peer.is_full = True
-            return
         seconds = self.job.random.uniform(*GIVES_UP) if what is What.HALF_OPEN else 0.0
         end.times_out()
         self.job.clock.after(seconds, end.peer.times_out)

@@ -13,23 +13,14 @@ from launcher.peers.channel import MOST_RETRY_SECONDS
 from launcher.result.causes import NO_RESTART, Cause, Result
 from launcher.run.machine import GONE_SECONDS, TORCHRUN_SECONDS
 from simulation import faults, promises_of_ranks
-from simulation.facts import (
-    broken,
-    ended,
-    has,
-    launchers,
-    lost,
-    planned,
-    promise,
-    seconds_of,
-)
+from simulation.facts import broken, ended, has, launchers, lost, planned, promise, seconds_of
 from simulation.faults import FAILURES, HELD, LOSSES, PAUSES, SLOW, STOPS, TORCHRUNS, What
 from simulation.keeper import AGAIN, STUCK
 from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, Plan
-from simulation.truth import is_true, line_of_failure
+from simulation.truth import is_true, line_of_failure, said_at
 from simulation.watch import Watch
 
 SILENCE = 60.0  # s, until a launcher is lost that says nothing
@@ -150,7 +141,7 @@ MOST_SECONDS = {
 
 @promise(
     "A rank's own failure counts most (nothing is waited for)",
-    unless=(*SLOW, *HELD, *faults.HANGS, What.HANGS, What.FORGIVEN, What.STOPS_READING),
+    unless=(*SLOW, *HELD, *faults.HANGS, What.HANGS, What.FORGIVEN),
 )
 def decides_in_time(watch: Watch) -> Iterator[str]:
     """And no longer, nor for others than it says."""
@@ -217,10 +208,7 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
     named = re.match(r"\S+, rank (\d+) ", watch.decided[1].text) if watch.decided else None
     if len(own) != len(watch.faults) or not named:
         return
-    says = {
-        rank: one.time + (one.fault.amount if one.fault.what is What.RAISES else 0.0)
-        for rank, one in own.items()
-    }
+    says = {rank: said_at(one) for rank, one in own.items()}
     last = [rank for rank in own if rank.attempt == attempt_of(watch)]
     for told in [rank for rank in last if rank.rank == int(named[1])]:
         for rank in last:
@@ -373,7 +361,7 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     for launcher in launchers(watch):
         if launcher.runs and not hangs:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
-    odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING)
+    odd = planned(watch, What.PORT_TAKEN)
     if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner is not None:
         return
     slack = 1 + seconds_of(watch, *PAUSES) + 4 * seconds_of(watch, What.DELAY)

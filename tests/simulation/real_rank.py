@@ -51,9 +51,7 @@ class Rank:
             os._exit(99)  # it has heard a stop twice
         self.saves = True
         time.sleep(self.script.save)
-        if self.script.at_stop is AtStop.FAILS:
-            raise OSError("no space left on device")
-        raise SystemExit(128 + number if self.script.save_code else 0)
+        raise SystemExit(128 + number)
 
     def meet(self) -> None:
         """Wait until all ranks have come so far."""
@@ -88,11 +86,8 @@ def fail(fault: Fault) -> None:
         sys.exit(3 if what is What.EXITS else 0)
     if what is What.ENDS:
         os._exit(42)
-    if what is What.KILLED:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what in (What.HOOK, What.FORGIVEN):
-        code = 42 if what is What.HOOK else 0
-        sys.excepthook = lambda *_: (time.sleep(fault.amount), os._exit(code))
+    if what is What.FORGIVEN:
+        sys.excepthook = lambda *_: (time.sleep(fault.amount), os._exit(0))
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(fault.amount)  # it cleans up

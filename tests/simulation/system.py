@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.text.protocol import decoded, encoded
-from simulation.clock import Lane
 from simulation.faults import What
 from simulation.store import Stores
 
@@ -36,9 +35,8 @@ class Selector:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self._keys: dict[Any, selectors.SelectorKey] = {}
-        self._map: dict[
-            int, selectors.SelectorKey
-        ] = {}  # by descriptor, of which each is used once
+        # By descriptor, of which each is used once.
+        self._map: dict[int, selectors.SelectorKey] = {}
         self._descriptors = itertools.count()
 
     def register(self, what: Any, events: int, data: Any) -> None:
@@ -116,7 +114,7 @@ class End(Ready):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine, self.is_open = machine, True
-        self._lane = Lane(machine.job.clock)
+        self._last = 0.0  # when what was sent last arrives
 
     def takes(self) -> float:
         """Return how many seconds a message is on its way."""
@@ -124,7 +122,9 @@ class End(Ready):
 
     def _post(self, data: bytes) -> None:
         if self.is_open:
-            self._lane.after(self.takes(), self._arrives, data)
+            clock = self.machine.job.clock
+            self._last = max(self._last, clock.now + self.takes())
+            clock.at(self._last, self._arrives, data)
 
     def _arrives(self, what: bytes | OSError) -> None:
         if self.peer.is_open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conftest import more
 
 from simulation.job import Job
 from simulation.lives import lives
-from simulation.plan import Fault, Plan, What, written
+from simulation.plan import Plan, What, written
 from simulation.planting import HERE, cases
 from simulation.real_rank import TRAINS_FROM
 
@@ -52,7 +53,8 @@ def real(plan: Plan, start_two: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
     for host in hosts:
         host.wait_for("training", plan.nproc)
     for fault in plan.faults:
-        happens(fault, hosts[fault.host])
+        if fault.what in ACTS:
+            ACTS[fault.what](hosts[fault.host])
     found = []
     for host in hosts:
         code = host.wait()
@@ -61,22 +63,22 @@ def real(plan: Plan, start_two: Any, tmp_path: Path) -> list[tuple[Any, Any]]:
     return found
 
 
-def happens(fault: Fault, host: Any) -> None:
-    """Do what the ranks do not do themselves."""
-    if fault.what is What.STOP:
-        host.signal(signal.SIGTERM)
-    elif fault.what is What.CTRL_C_THRICE:
-        for _ in range(3):
-            host.signal(signal.SIGINT)
-            time.sleep(0.3)
-    elif fault.what is What.LAUNCHER_KILLED:
-        host.signal(signal.SIGKILL)
-    elif fault.what is What.TORCHRUN_KILLED:
-        host.torchrun.kill()
-    elif fault.what is What.STUB_KILLED:
-        host.stubs[fault.local_rank].kill()
-    elif fault.what is What.KEEPER_KILLED:
-        host.keepers[fault.local_rank].kill()
+def interrupt(host: Any) -> None:
+    """Send Ctrl-C three times."""
+    for _ in range(3):
+        host.signal(signal.SIGINT)
+        time.sleep(0.3)
+
+
+# What the ranks do not do themselves.
+ACTS: dict[What, Callable[[Any], None]] = {
+    What.STOP: lambda host: host.signal(signal.SIGTERM),
+    What.CTRL_C_THRICE: interrupt,
+    What.LAUNCHER_KILLED: lambda host: host.signal(signal.SIGKILL),
+    What.TORCHRUN_KILLED: lambda host: host.torchrun.kill(),
+    What.STUB_KILLED: lambda host: host.stubs[0].kill(),
+    What.KEEPER_KILLED: lambda host: host.keepers[0].kill(),
+}
 
 
 @pytest.mark.torch

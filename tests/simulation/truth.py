@@ -90,17 +90,17 @@ def _can_tell(watch: Watch, one: Happened, own: list[Happened], broken_at: float
     """Tell whether a rank says why it fails while a better cause than an echo is waited for."""
     # Of one host's the first is told first, and when it is certain.
     of_host = [other for other in own if other.machine is one.machine]
-    at = max(_certain_at(other) for other in of_host if _said_at(other) <= _said_at(one))
+    at = max(_certain_at(other) for other in of_host if said_at(other) <= said_at(one))
     # What a rank says once it was told to stop is not told to the first host.
     stopped = any(stop.time < at + 0.1 for stop in has(watch, *STOPS))
     # Nor does it say a thing while the kernel holds it.
     stuck = [other.time for other in has(watch, What.STUCK) if other.rank is one.rank]
-    held = any(one.time <= since <= _said_at(one) for since in stuck)
+    held = any(one.time <= since <= said_at(one) for since in stuck)
     in_time = at < broken_at + 2.9 and not stopped and not held
     return in_time and one.fault.what is not What.FORGIVEN
 
 
-def _said_at(one: Happened) -> float:
+def said_at(one: Happened) -> float:
     """Return when a rank says why it fails, or just ends."""
     return one.time + (one.fault.amount if one.fault.what is What.RAISES else 0.0)
 
@@ -108,7 +108,7 @@ def _said_at(one: Happened) -> float:
 def _certain_at(one: Happened) -> float:
     """Return when it is certain how a rank fails."""
     lingers = one.fault.what in (What.HOOK, What.LINGERS, What.FORGIVEN)
-    return _said_at(one) + (min(one.fault.amount, 2.5) if lingers else 0.0)
+    return said_at(one) + (min(one.fault.amount, 2.5) if lingers else 0.0)
 
 
 def exit_codes(watch: Watch, one: Happened) -> tuple[int, ...]:

@@ -14,4 +14,4 @@ def test_nothing_is_said_of_a_job_that_moves(start):
     script = Path(__file__).with_name("moving.py")
     host = start("--train-script", script, *options, TORCH_FR_BUFFER_SIZE="2000")
     assert host.wait(250) == 0 and "no progress" not in host.err, host.log()
-    assert host.out.count("all parts done") == 8
+    assert host.out.count("all steps done") == 8

@@ -67,24 +67,6 @@ def test_a_stop_reaches_each_rank_once_and_lets_it_save(start, script, stand_in,
     assert host.leftovers() == []
 
 
-FAILS = """
-import os, sys, time
-if os.environ["RANK"] == "1":
-    sys.exit(7)
-time.sleep(1000)
-"""
-
-
-@pytest.mark.systems
-def test_the_failed_rank_is_the_cause_and_its_exit_code_the_jobs(start, script, stand_in):
-    """Though the program loses that of torchrun."""
-    stand_in(VARIANTS["loses the exit code"])
-    host = start("--train-script", script(FAILS))
-    assert host.wait() == 7, host.log()
-    assert host.failure.startswith("localhost, rank 1 (local rank 1) ended with exit code 7\n")
-    assert host.leftovers() == []
-
-
 LEAVES_A_PROCESS = """
 import os, subprocess, sys
 print("collected", flush=True)
@@ -101,24 +83,6 @@ def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, scri
     assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
     assert "which rank 0 left running" in host.err
     assert host.failure is None and host.leftovers() == []
-
-
-FAILS_ON_THE_SECOND = STAND_IN.replace(
-    'os.environ.get("NOT_COMPILED", "0")',
-    '3 if os.environ["SM_CURRENT_HOST"] == "127.0.0.2" else 0',
-)
-
-
-@pytest.mark.systems
-def test_a_host_fails_alone_whose_graphs_cannot_be_compiled(start_two, script, stand_in):
-    """The ranks of all hosts have succeeded by then."""
-    stand_in(FAILS_ON_THE_SECOND)
-    first, second = start_two("--train-script", script("print('collected')"))
-    assert first.wait() == 0, first.log()
-    assert second.wait() == 3, second.log()
-    assert first.failure is None
-    assert second.failure.startswith("127.0.0.2: neuron_parallel_compile failed\nexit code 3,")
-    assert first.leftovers() == second.leftovers() == []
 
 
 @pytest.mark.systems
