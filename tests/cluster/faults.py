@@ -55,16 +55,30 @@ class Fault:
         ranks: int = 1,
         hosts: int = 2,
         how: str = ALONE,
+        first: str = "",
+        memory: str = "",
         **options: object,
     ) -> None:
         """Make a job whose ranks do what plan says, by rank, when they are told to.
 
         training: they import torch, and go on with all-reduces until then.
+        first: shell script that each container runs before its launcher.
+        memory: limit of the last host.
         """
         self.job.add(*(f"algo-{number}" for number in range(1, hosts + 1)))
         script = SCRIPT.format(training=training, plan=plan or {})
         self._ranks = ranks
         self.job.will_run(script, how, launcher_nproc_per_node=ranks, **options)
+        for host in self.job.values() if first else ():
+            host.will_first(first)
+        if memory:
+            host = list(self.job.values())[-1]
+            host.options.update(mem_limit=memory, memswap_limit=memory)
+
+    def begins(self, *names: str) -> None:
+        """Start the hosts named, or all; the seconds count from now on."""
+        self.job.start(*names)
+        self.happens()
 
     def start(self) -> None:
         """Start the job; return when all ranks run."""

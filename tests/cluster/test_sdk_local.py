@@ -224,15 +224,6 @@ def test_a_stop_of_v2(local, stopped, image):
     assert "stopped by SIGTERM; saved /opt/ml/checkpoints/" in local.hosts_log()
 
 
-def test_a_stop_of_v2_in_awss_image(local, stopped, aws_image):
-    """The launcher's init, from a channel, takes the place of AWS's shell, which is PID 1 there."""
-    sdk.make_source(local.folder, *TRAIN_DDP.parent.glob("*.py"))
-    endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
-    codes = stopped("spot_v2.py", aws_image, *endless, limit=60)
-    assert codes == [143, 143], local.log
-    assert local.hosts_log().count("stopped by SIGTERM; saved /opt/ml/checkpoints/") == 1
-
-
 def test_a_stop_of_v3_in_awss_image(local, stopped, torchvision, aws_image):
     """The launcher's init takes the place of the SDK's shell, which is PID 1 there."""
     sdk.make_source(local.folder, *TRAIN_HYMENOPTERA.parent.glob("*.py"))
