@@ -6,8 +6,6 @@ import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -67,26 +65,22 @@ def limits(monkeypatch, soft, hard=resource.RLIM_INFINITY):
     ("addresses", "expected"),
     [
         ({"algo-1": "10.0.0.1", "algo-3": "10.0.0.3"}, "ok all resolve: algo-1 is 10.0.0.1, algo-"),
-        ({"algo-1": "10.0.0.1"}, "warning no address within 10 s for algo-3"),
+        ({"algo-1": "10.0.0.1"}, "warning no address within 0.1 s for algo-3"),
         ({"algo-1": "127.0.0.1", "algo-3": "10.0.0.3"}, "warning algo-1 resolves to this host's"),
     ],
 )
 def test_the_names_of_other_hosts(monkeypatch, addresses, expected):
-    def look_up(host):
-        return [(0, (addresses[host], 0))] if host in addresses else []
+    hangs = threading.Event()
 
+    def look_up(host):
+        return [(0, (addresses[host], 0))] if host in addresses else hangs.wait() and []
+
+    monkeypatch.setattr(checks, "NAMES_SECONDS", 0.1 if len(addresses) == 1 else 60)
     monkeypatch.setattr(checks, "look_up", look_up)
     says(checks.names(host(), {}), expected)
+    hangs.set()
     says(checks.names(host(addresses={"algo-1": "127.0.0.1", "algo-3": "127.0.0.3"}), {}))
     says(checks.names(ALONE, {}))
-
-
-def test_names_are_looked_up_within_a_limit(monkeypatch):
-    release = threading.Event()
-    monkeypatch.setattr(checks, "NAMES_SECONDS", 0.1)
-    monkeypatch.setattr(checks, "look_up", lambda _: release.wait())
-    says(checks.names(host(), {}), "warning no address within 0.1 s for algo-1, algo-3")
-    release.set()
 
 
 @pytest.mark.parametrize(
@@ -334,10 +328,6 @@ def test_a_job_of_sdk_v3_is_that_of_its_hyperparameters(pretend_torch, script):
         (["--launcher-grace", "3"], {"LAUNCHER_GRCE": "3"}, ""),
         (["--launcher-grac", "3"], {}, "Did you mean --launcher-grace?"),
         (["train.py"], {}, "train.py was taken as an argument of the script"),
-        (["--train-script=t.py"], {}, "t.py"),
-        ([], {"SM_HOSTS": "["}, "expected a JSON list of different host names"),
-        ([], {"LOCAL_RANK": "0"}, "another launcher started this one"),
-        ([], {"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS is 'x'; expected a whole number"),
     ],
 )
 def test_a_host_without_a_script_or_a_job_that_would_not_start(pretend_torch, argv, environ, words):
@@ -395,16 +385,9 @@ def test_a_command_that_hangs_is_killed_with_what_it_started():
     poll(lambda: has_ended(below))
 
 
-@pytest.mark.parametrize(
-    ("script", "problem"),
-    [
-        ("exit 0", ""),
-        ("exit 3", "it ended with exit code 3"),
-        ("kill -9 $$", "it was killed by signal 9"),
-    ],
-)
-def test_how_a_command_ended(script, problem):
-    assert ask(["/bin/sh", "-c", script], os.environ, 60).problem == problem
+def test_how_a_command_ended():
+    killed = ask(["/bin/sh", "-c", "kill -9 $$"], os.environ, 60)
+    assert killed.problem == "it was killed by signal 9"
     assert ask(["/no/such"], {}, 1).problem == "/no/such was not found"
 
 
@@ -544,16 +527,6 @@ def test_a_signal_ends_doctor_and_its_child(fake_torch, start, number):
     assert host.wait() == 128 + number
     poll(lambda: not host.processes())
     assert host.failure is None and host.out == ""
-
-
-def test_from_an_archive(fake_torch, tmp_path):
-    fake_torch()
-    archive = tmp_path / "one.py"
-    subprocess.run([sys.executable, REPO / "bundle" / "build.py", archive], check=True)
-    done = run_doctor(
-        "--json", command=[sys.executable, archive], PYTHONPATH=str(tmp_path / "site")
-    )
-    assert findings(done.stdout)["torch"] == [("ok", "torch 2.8.0 for CPU; backends: gloo -> ")]
 
 
 # Of made-up hosts
