@@ -391,7 +391,7 @@ def code(tmp_path, script):
 
 def test_what_is_found_in_sagemakers_folder_for_code_runs_there(bare_image, code, tmp_path):
     """As under `train`, if nothing of that name is in the current folder."""
-    (tmp_path / "ml" / "input" / "config" / "hyperparameters.json").write_text("{}")
+    write_config(tmp_path / "ml")
     for found in (["--train-script", "tools/tool.py"], ["--train-module", "pkg"]):
         assert folder_of(found, **bare_image) == code
     assert folder_of(["--train-script", f"{code}/tools/tool.py"], **bare_image) == code

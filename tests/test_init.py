@@ -137,10 +137,7 @@ def test_the_first_host_learns_that_no_launcher_will_come(
         **common,
     )
     poll(lambda: "rendezvous at" in first.err)
-    config = base_dir / "input" / "config"
-    cluster = {"current_host": hosts[1], "hosts": hosts}
-    (config / "resourceconfig.json").write_text(json.dumps(cluster))
-    (config / "hyperparameters.json").write_text(json.dumps(hyperparameters))
+    write_config(base_dir, hyperparameters, {"current_host": hosts[1], "hosts": hosts})
     second = init(*command, SAGEMAKER_BASE_DIR=str(base_dir), **common)
     code = 7 if len(command) > 1 else 127
     assert [second.wait(60), first.wait(60)] == [code, code], first.log() + second.log()
@@ -149,8 +146,8 @@ def test_the_first_host_learns_that_no_launcher_will_come(
 
 
 def test_a_first_host_without_a_launcher_is_not_waited_for_long(init, base_dir):
-    cluster = {"current_host": "127.0.0.2", "hosts": ["127.0.0.1", "127.0.0.2"]}
-    (base_dir / "input" / "config" / "resourceconfig.json").write_text(json.dumps(cluster))
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    write_config(base_dir, resources={"current_host": hosts[1], "hosts": hosts})
     host = init("exit 7", SAGEMAKER_BASE_DIR=str(base_dir), **ports())
     assert host.wait(60) == 7, host.log()
     assert "never started a launcher" in host.failure and host.err.count("\n") == 1
@@ -201,14 +198,14 @@ def test_an_entry_point_of_the_base_image_stays_between_init_and_launcher(
     pretend_torch("2.13.0")
     entry = script('echo "the base begins"; exec "$@"', "entry.sh")
     run = {"train-script": str(script("", "train.py")), "launcher-dry-run": True}
-    (base_dir / "input" / "config" / "hyperparameters.json").write_text(json.dumps(run))
+    write_config(base_dir, run)
     host = init("sh", entry, *LAUNCHER, "train", SAGEMAKER_BASE_DIR=str(base_dir))
     assert host.wait() == 0, host.log()
     assert host.out.startswith("the base begins\n") and "train.py" in host.out
 
 
 def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):
-    (base_dir / "input" / "config" / "hyperparameters.json").write_text("[]")
+    write_config(base_dir, [])
     host = init(train("echo it ran"), SAGEMAKER_BASE_DIR=str(base_dir))
     assert host.wait() == 2
     assert host.out == ""

@@ -103,6 +103,12 @@ class Host:
         said = hello(job(host, **{"hosts": self.job.cluster.hosts, **more}))
         return self.step(Arrived(said, "10.0.0.2"), now)
 
+    def hears_all(self, message, now):
+        """Hear the same from all hosts; return what the last one brings."""
+        for host in self.job.cluster.hosts:
+            actions = self.hears(host, message, now)
+        return actions
+
     def clears(self, hosts, number, now=0, survivors=0):
         """Hear that hosts have cleared; return what the last one brings."""
         *others, last = hosts
@@ -123,6 +129,10 @@ class Host:
     @property
     def phase(self):
         return self.state.phase
+
+
+def logged(actions):
+    return [one.line for one in actions if isinstance(one, Log)]
 
 
 def ready(**more):
@@ -319,8 +329,7 @@ def test_what_a_job_says_that_ends(restarts, events, result):
 def test_this_host_leaves_last_but_after_a_success(result, stop):
     """Other hosts' torchruns have their store here."""
     first = ready()
-    for host in HOSTS:
-        first.hears(host, stop or SUCCEEDED, 10)
+    first.hears_all(stop or SUCCEEDED, 10)
     if not stop:
         assert first.clears(HOSTS, 1, 20) == (Send((*HOSTS[1:], FIRST), Leave(result)),)
         return
@@ -377,20 +386,16 @@ LEFT_BEHIND = [
 @pytest.mark.parametrize(("message", "hosts", "line"), LEFT_BEHIND)
 def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line):
     first = ready()
-    for host in HOSTS:
-        first.hears(host, message, 10)
+    first.hears_all(message, 10)
     for host, (files, handled, seconds) in zip(HOSTS, hosts):
         actions = first.hears(host, Cleared(1, 0, files, handled, seconds), 20)
-    assert [one.line for one in actions if isinstance(one, Log)] == ([line] if line else [])
+    assert logged(actions) == ([line] if line else [])
 
 
 def test_what_a_job_leaves_is_not_logged_without_notes():
     first = ready(notes=False)
-    for host in HOSTS:
-        first.hears(host, SUCCEEDED, 10)
-    for host in HOSTS:
-        actions = first.hears(host, Cleared(1, 0, 0, 0, 0.0), 20)
-    assert [one for one in actions if isinstance(one, Log)] == []
+    first.hears_all(SUCCEEDED, 10)
+    assert logged(first.hears_all(Cleared(1, 0, 0, 0, 0.0), 20)) == []
 
 
 def test_of_a_host_that_is_lost_nothing_is_said():
@@ -519,8 +524,7 @@ def test_that_ranks_of_a_job_have_exchanged_nothing(alone, notes, is_said):
         actions = first.hears(host, SUCCEEDED._replace(alone=count), 5)
     # They may have by other ways: a store of theirs, files, sockets.
     line = "4 ranks ran, and none exchanged anything with another in a process group."
-    logged = [one.line for one in actions if isinstance(one, Log)]
-    assert any(one.startswith(line) for one in logged) == is_said
+    assert any(one.startswith(line) for one in logged(actions)) == is_said
 
 
 @pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])
@@ -599,8 +603,7 @@ def test_stacks_are_of_the_ranks_that_run_now():
     first.clears(HOSTS, 1, 38)
     assert first.hears(THIRD, StacksRequest(), 38.5) == everywhere(CollectStacks(2, True))
     assert first.hears(FIRST, StacksRequest(), 38.5) == ()
-    for host in HOSTS:
-        assert first.hears(host, stacks_of(1, ((0, "  of attempt 1"),), attempt=1), 38.6) == ()
+    assert first.hears_all(stacks_of(1, ((0, "  of attempt 1"),), attempt=1), 38.6) == ()
     for host in (FIRST, SECOND):
         assert first.hears(host, stacks_of(2, (), attempt=2), 39) == ()
     told = first.hears(THIRD, stacks_of(2, ((0, "  here"),), attempt=2), 39)

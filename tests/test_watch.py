@@ -111,17 +111,6 @@ SENTENCES = [
     ),
     (f"in 61 | in 61 | in 61 | ; {SILENT}", f"3 others are waiting; rank 3 {SILENT}"),
     (f"in 61 | in 61 | in 61 | at 60; {ENDED}", f"3 others are waiting; rank 3 {ENDED}"),
-    # A silent rank may wait for the other, and may have gone on from where it waited.
-    (f"in 61 | at 60 | in 61 | at 60; {SILENT}", "algo-1, rank 1 (local rank 1) is absent from"),
-    (
-        f"in 61, pair at 5 | in 61, pair in 5; {SILENT} | in 61 | at 60; {SILENT}",
-        "algo-2, rank 3 (local rank 1) is absent from",
-    ),
-    # Rank 0 has not begun #61, but waits for rank 1 in another group.
-    (
-        "at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61",
-        "algo-1, rank 1 (local rank 1) is absent from all_reduce #61 of the default group",
-    ),
     (
         "in 61 | in 61 | in 61 | in 61",
         "all 4 ranks are in all_reduce #61 of the default group, which has not completed",
@@ -137,46 +126,16 @@ SENTENCES = [
         "rank 1 is in all_reduce #62 (4 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
         "default group, which have not completed",
     ),
-    # A rank that has gone on to the next one, while another is in this one and a third in none.
-    ("in 61 | in 62 | at 61 | at 62", "rank 2 (local rank 0) is absent from all_reduce #62"),
     # Those ahead may be so by different numbers: they do not wait for the GPU after each.
     (
         "begun 61 | begun 75 | begun 75 | begun 60",
         "algo-2, rank 3 (local rank 1) has not begun collective #61 of the default group, which "
         "3 ranks have; rank 3 is in load, data.py:88",
     ),
-    # Rank 0 is behind, but waits for rank 1 in another group.
-    (
-        "begun 60, pair begun 5 | begun 60, pair begun 4 | begun 61 | begun 61",
-        "algo-1, rank 1 (local rank 1) has not begun collective #61 of the default group",
-    ),
     (
         f"begun 61 | begun 61 | begun 61 | ; {SILENT}",
         "algo-2, rank 3 (local rank 1) no longer takes part, and no rank has begun a collective "
         f"after #61 of the default group; rank 3 {SILENT}",
-    ),
-    (
-        f"begun 61 | begun 61 | begun 61 | begun 61; {SILENT}",
-        "no longer takes part, and no rank has begun a collective after #61",
-    ),
-    (
-        "held 61 | held 61 | held 61 | held 61",
-        "all 4 ranks are in collective #61 of the default group, which has not completed",
-    ),
-    (
-        "held 61 | held 61 | held 61 | begun 61",
-        "3 ranks are in collective #61 of the default group, which has not completed",
-    ),
-    # Ranks 2 and 3 wait for their GPUs after each.
-    (
-        "held 75 | held 75 | held 61 | held 61",
-        "all 4 ranks are in collective #61 of the default group, which has not completed",
-    ),
-    # Of rank 3 it is known how far it was.
-    (
-        f"begun 61 | begun 60 | begun 61 | begun 61; {ENDED}",
-        "algo-1, rank 1 (local rank 1) has not begun collective #61 of the default group, which "
-        "2 ranks have; rank 1 is in load, data.py:88",
     ),
     # How far those were is not known, and rank 0 may wait for rank 3.
     (
@@ -202,6 +161,32 @@ OTHER_SENTENCES = [
     ),
     ([rank(0, group(9, 9, ranks="0,1", name="mesh_dp")), rank(1)], "group mesh_dp of ranks 0,1, w"),
 ]
+
+
+# What ranks do; who is absent, from which collective, and how many wait in it.
+ABSENT = [
+    # A silent rank may wait for the other, and may have gone on from where it waited.
+    (f"in 61 | at 60 | in 61 | at 60; {SILENT}", (1,), 61, 2),
+    (f"in 61, pair at 5 | in 61, pair in 5; {SILENT} | in 61 | at 60; {SILENT}", (3,), 61, 3),
+    # Rank 0 is behind, but waits for rank 1 in another group.
+    ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
+    ("begun 60, pair begun 5 | begun 60, pair begun 4 | begun 61 | begun 61", (1,), 61, 2),
+    # A rank that has gone on to the next one, while another is in this one and a third in none.
+    ("in 61 | in 62 | at 61 | at 62", (2,), 62, 1),
+    (f"begun 61 | begun 61 | begun 61 | begun 61; {SILENT}", (3,), 61, 3),
+    # Of rank 3 it is known how far it was.
+    (f"begun 61 | begun 60 | begun 61 | begun 61; {ENDED}", (1,), 61, 2),
+    ("held 61 | held 61 | held 61 | held 61", (), 61, 4),
+    ("held 61 | held 61 | held 61 | begun 61", (), 61, 3),
+    ("held 75 | held 75 | held 61 | held 61", (), 61, 4),  # the last two wait for GPUs after each
+]
+
+
+@pytest.mark.parametrize(("ranks", "root", "number", "waiting"), ABSENT)
+def test_who_is_absent(ranks, root, number, waiting):
+    (one,) = found(ranks_of(ranks))
+    wait = one.waits[0]
+    assert (one.root, wait.group.waits, len(wait.waiting)) == (root, number, waiting)
 
 
 @pytest.mark.parametrize(("ranks", "words"), [*SENTENCES, *OTHER_SENTENCES])
@@ -242,6 +227,12 @@ def report(watch, now, codes=(), state="S"):
     return next(iter(watch.reports(dict(codes), lambda pid: state, now)), None)
 
 
+def reply(request, unchanged, *calls, groups=(), **more):
+    """Return a rank's reply: without progress for so long, amid these calls, the innermost last."""
+    threads = [["", lines(*calls), False]]
+    return {**request, "unchanged": unchanged, "threads": threads, "groups": [*groups], **more}
+
+
 def watching(*pids, signal=0, cpu_of=lambda pid: 0.0):
     """Return the watch of a host's ranks, which are connected; rank 0 has pid 7."""
     watch = Watch(15, 60, cpu_of)
@@ -251,17 +242,13 @@ def watching(*pids, signal=0, cpu_of=lambda pid: 0.0):
     return watch
 
 
+F = ("f", "/x/a.py", 3)
+
+
 def test_a_rank_that_is_about_to_end():
     watch = watching(7)
     for now in (15, 30):
-        request = watch.poll(now)
-        reply = {
-            "unchanged": 35,
-            "threads": [["", lines(("f", "/x/a.py", 3)), False]],
-            "groups": [],
-            "ends": now == 30,
-        }
-        watch.replied(7, {**request, **reply}, now)
+        watch.replied(7, reply(watch.poll(now), 35, F, ends=now == 30), now)
     (one,) = report(watch, 31).ranks
     assert (one.trouble, one.unchanged) == ("is about to end, in f, a.py:3", 36)
 
@@ -458,12 +445,7 @@ def test_what_a_host_polls_and_reports():
         request = watch.poll(now)
         if request:
             watch.replied(7, request, now)  # it makes progress
-            reply = {
-                "unchanged": max(0, now - 15),
-                "threads": [["", lines(("f", "/x/a.py", 3)), False]],
-                "groups": [],
-            }
-            watch.replied(8, {**request, **reply}, now)
+            watch.replied(8, reply(request, max(0, now - 15), F), now)
             if now < 40:
                 watch.replied(9, request, now)  # and then it is stopped
         found = report(watch, now, state="T")
@@ -494,9 +476,7 @@ def test_what_many_ranks_of_a_host_report_is_one_message():
     request = watch.request_stacks(1, 15, may_signal=False)
     calls = [(150 * "f", "/code/train.py", number) for number in range(40)]
     for pid in pids:
-        threads = [["", lines(*calls), False]]
-        reply = {"unchanged": 40, "groups": groups, "threads": threads, "note": 150 * "n"}
-        watch.replied(pid, {**request, **reply}, 15)
+        watch.replied(pid, reply(request, 40, *calls, groups=groups, note=150 * "n"), 15)
     assert len(json.dumps(report(watch, 16, dict.fromkeys(pids)))) < LINE_LIMIT
 
 
@@ -674,10 +654,9 @@ def test_the_exception_that_a_thread_handles(error, words):
 
 def test_an_exception_that_a_stalled_rank_handles_is_its_note():
     handles = "rank 0 is handling ValueError: x, raised in f, a.py:1"
-    fields = {"unchanged": 40, "handles": handles, "groups": []}
     for note, expected in (("", handles), ("rank 0 waits elsewhere", "rank 0 waits elsewhere")):
         watch = watching(7)
-        watch.replied(7, {**watch.poll(60), **fields, "note": note}, 60)
+        watch.replied(7, reply(watch.poll(60), 40, handles=handles, note=note), 60)
         assert report(watch, 61).ranks[0].note == expected
 
 
@@ -685,8 +664,7 @@ def test_an_out_of_memory_kill_on_its_host_is_a_stalled_ranks_note():
     """A Pool whose worker was killed waits for ever, and says nothing."""
     for handles, expected in (("", "algo-1: out of memory"), ("rank 0 is handling x", None)):
         watch, oom = watching(7), "algo-1: out of memory"
-        fields = {"unchanged": 40, "handles": handles, "groups": []}
-        watch.replied(7, {**watch.poll(60), **fields}, 60)
+        watch.replied(7, reply(watch.poll(60), 40, handles=handles), 60)
         (found,) = watch.reports({}, lambda pid: "S", 61, oom)
         assert found.ranks[0].note == (expected or handles)
 
@@ -989,8 +967,7 @@ def test_a_rank_that_fails_is_reported_as_it_waited():
     watch.failed(7, [["0,1", 0, "", 9, 9, "all_reduce"]])
     message = watch.request_stacks(1, 20, may_signal=False)
     for pid in (7, 8):  # the first is about to end
-        groups = [["0,1", 0, "", pid + 2]]
-        watch.replied(pid, {**message, "unchanged": 0, "threads": [], "groups": groups}, 20)
+        watch.replied(pid, reply(message, 0, groups=[["0,1", 0, "", pid + 2]]), 20)
     found = report(watch, 20, {7: None, 8: None})
     assert [one.groups[0].waits for one in found.ranks] == [9, 0]
 
