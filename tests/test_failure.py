@@ -120,6 +120,7 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
 
 TAKEN = "already in use on this host; choose another with --launcher-rdzv-port"
 LATE = "RendezvousTimeoutError: late"
+SIGNALLED = "SignalException: Process 7 got signal"
 SEE_OTHERS = (
     "or a host was lost (see the other hosts' logs, and --launcher-start-timeout); expected"
 )
@@ -134,12 +135,7 @@ REFUSED = [
     (1, "RuntimeError: bad", 69, "torchrun failed: RuntimeError: bad"),
     (2, "", 2, "torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
     (0, "", 2, "torchrun failed: it has started no rank, and ended with exit code 0"),
-    (
-        1,
-        "SignalException: Process 7 got signal: 2",
-        69,
-        "torchrun was ended by SIGINT (signal 2)\n",
-    ),
+    (1, f"{SIGNALLED}: 2", 69, "torchrun was ended by SIGINT (signal 2)\n"),
 ]
 
 
@@ -153,8 +149,7 @@ def test_failures_of_torchrun_itself(returncode, error, code, says):
 
 def test_a_torchrun_that_was_told_to_end_is_named_not_the_program_that_runs_it():
     job = job_of("algo-1", ("algo-1",), runner="neuron_parallel_compile")
-    told = "SignalException: Process 7 got signal: 15"
-    failure = of_torchrun(job, 1, told, 12.0, had_ranks=True)
+    failure = of_torchrun(job, 1, f"{SIGNALLED}: 15", 12.0, had_ranks=True)
     says = "algo-1: torchrun was ended by SIGTERM (signal 15), below neuron_parallel_compile\n"
     assert failure.exit_code == 69 and failure.text.startswith(says)
     assert of_torchrun(job, 3, "", 12.0, had_ranks=True).exit_code == 3

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 from conftest import REPO
-from pages import NOT_RUN, PAGES, USER_PAGES, anchors, links, words
+from pages import PAGES, USER_PAGES, anchors, links, words
 
 from launcher.job.options import INIT, INTERNAL, KEEP_EXIT_CODE
 
@@ -85,8 +85,3 @@ def test_each_variable_that_is_read_is_in_the_table():
     listed = set(re.findall(r"`([A-Z_]+)`", heads))
     assert len(listed) > 20
     assert {name for name in listed if f'"{name}"' not in code} == set()
-
-
-def test_marks_say_why_a_command_is_not_run():
-    assert NOT_RUN.search("make image   # registry: on a public image")
-    assert not NOT_RUN.search("make image   # with a long registry")

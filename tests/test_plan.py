@@ -520,5 +520,4 @@ def test_all_hosts_must_have_the_same_smddp_library():
     assert plan().fingerprint[name] == "none"
     ours = plan("--launcher-smddp-compat")
     assert ours.fingerprint[name] == "the launcher's own"
-    assert ours.environment["PYTHONPATH"].endswith(os.sep + "smddp")
     assert "smdistributed.dataparallel: AWS's is not installed" in ours.remark

@@ -190,12 +190,6 @@ def test_without_a_coordinator_a_host_ends_for_its_own_reason_or_the_loss(events
     assert isinstance(host.state.phase, Done) and host.state.result == result
 
 
-def test_three_interrupts_end_a_host_that_was_told_to_restart_meanwhile():
-    host = Host(*STARTED, Stop(INT), RESTART).at(1.2, Stop(INT)).at(1.4, Stop(INT))
-    host.at(2.0, TorchrunEnded(-9), NothingLeft())
-    assert isinstance(host.state.phase, Done) and host.state.result == stopped(INT)
-
-
 HANG = "ranks have made no progress for 60 s"
 
 

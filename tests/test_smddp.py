@@ -1,13 +1,12 @@
 """SMDDP's PyTorch API and backend: the launcher's own implementation, and AWS's where it is."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO, SYSTEMS
+from conftest import SYSTEMS
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
@@ -144,14 +143,6 @@ def test_an_image_with_modelparallel_alone(site_packages):
     (site_packages / "smdistributed" / "__init__.py").write_text("")
     with pytest.raises(LaunchError, match="no dataparallel beside it; expected"):
         smddp.chosen(os.environ)
-
-
-def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed():
-    def files(folder):
-        return {path.relative_to(folder) for path in Path(folder).rglob("*.py")}
-
-    assert files(smddp.OURS) == files(REPO / "smddp") != set()
-    assert importlib.util.find_spec("smdistributed") is None
 
 
 @pytest.mark.parametrize(

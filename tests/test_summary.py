@@ -96,11 +96,8 @@ UNSAVED = [
     (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks had no SIGTERM handler yet"),
     (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks had no SIGHUP handler yet"),
     (2, [(DEFAULT, -2)], "1 of 1 rank had no SIGINT handler yet"),
-    (
-        15,
-        [(None, -15), (DEFAULT, -15)],
-        "1 of 1 rank had no SIGTERM handler yet",
-    ),  # not of the stop
+    # The first one's end is not of the stop.
+    (15, [(None, -15), (DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet"),
     (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
     (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught
     (15, [(DEFAULT, -9), (IGNORES, -9), (HANDLES, 0), (DEFAULT, 0), (DEFAULT, None)], ""),
