@@ -72,17 +72,18 @@ import os, runpy, signal, sys
 class AtImport:
     def find_spec(self, name, *_):
         if name == "launcher.cli":
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), int(sys.argv.pop()))
 
 sys.meta_path.insert(0, AtImport())
 runpy.run_module("launcher", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_stop_while_the_launcher_itself_starts_is_a_stop(script):
-    command = (sys.executable, script(EARLY, "early.py"), "--train-script", script(""))
-    done = completed(*command, code=ended_by(signal.SIGTERM))
-    assert "stopped by SIGTERM (signal 15)" in done.stderr
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_stop_while_the_launcher_itself_starts_is_a_stop(script, number):
+    words = ("--train-script", script(""), int(number))
+    done = completed(sys.executable, script(EARLY, "early.py"), *words, code=ended_by(number))
+    assert f"stopped by {number.name} (signal {int(number)})" in done.stderr
 
 
 def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, script):
