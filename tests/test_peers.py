@@ -435,10 +435,8 @@ def test_a_restart_has_a_time_out(cleared, says, given, seconds):
 
 
 def test_times_within_a_line_do_not_make_another_failure_of_it():
-    first, line = (
-        ready(max_restarts=3),
-        "; see that rank's last lines on stderr, at 12:{:02}:56 UTC",
-    )
+    first = ready(max_restarts=3)
+    line = "; see that rank's last lines on stderr, at 12:{:02}:56 UTC"
     for attempt, again in ((1, False), (2, True)):
         first.step(StoreMade(5))
         failure = failed("was killed by SIGABRT (signal 6)")

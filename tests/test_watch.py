@@ -373,14 +373,12 @@ def test_when_it_is_said():
     assert (now, state.hang.what[:37]) == (277, "ranks have made no progress for 205 s")
     assert judge.due(state) == math.inf
     assert "rank 3" in judge.reason_of_wait(state, 0, "", 133)
-    assert not judge.reason_of_wait(state, 3, "", 133) and not judge.reason_of_wait(
-        state, 4, "", 133
-    )  # which do not wait
+    for number in (3, 4):  # which do not wait
+        assert not judge.reason_of_wait(state, number, "", 133)
     ranks = hears(state, "algo-1", [rank(0, IN_61)], 290)
     ranks, lines, _ = check(ranks._replace(hang=None), 291)
-    assert (
-        "rank 3" in judge.reason_of_wait(ranks, 1, "", 293) and not lines
-    )  # torch's time-out, perhaps
+    # Torch's time-out, perhaps.
+    assert "rank 3" in judge.reason_of_wait(ranks, 1, "", 293) and not lines
     state = hears(state, "algo-2", [rank(2, IN_61)], 290)
     state, lines, _ = check(state._replace(hang=None), 291)
     assert not judge.reason_of_wait(state, 0, "", 293) and not lines  # rank 3 has come
