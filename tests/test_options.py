@@ -116,30 +116,24 @@ def test_an_option_is_no_path(name):
     parse([*RUN, f"{name}=--epochs"], {})
 
 
+BAD = {
+    "nproc-per-node": ["0", "two", "", "\uff19"],  # the last is a digit, but not one of ours
+    "rdzv-port": ["0", "65536"],
+    "peer-port": ["x"],
+    "start-timeout": ["0"],
+    "grace": ["-1", "1e3"],
+    "failure-grace": ["99999999999"],
+    "max-restarts": ["-1"],
+    "instance-groups": ["a,,b"],
+    "bools": ["yes"],
+    "torchrun-args": ["'unclosed"],
+    "log-prefix": ["maybe"],
+    "log-ranks": ["", "-1", "3-1", "0,", "1-2-3", "a", "0-", "1e3", "0..3"],
+}
+
+
 @pytest.mark.parametrize(
-    ("option", "bad"),
-    [
-        ("nproc-per-node", "0"),
-        ("nproc-per-node", "two"),
-        ("nproc-per-node", ""),
-        ("nproc-per-node", "\uff19"),  # a digit, but not one of ours
-        ("rdzv-port", "0"),
-        ("rdzv-port", "65536"),
-        ("peer-port", "x"),
-        ("start-timeout", "0"),
-        ("grace", "-1"),
-        ("grace", "1e3"),
-        ("failure-grace", "99999999999"),
-        ("max-restarts", "-1"),
-        ("instance-groups", "a,,b"),
-        ("bools", "yes"),
-        ("torchrun-args", "'unclosed"),
-        ("log-prefix", "maybe"),
-        *(
-            ("log-ranks", text)
-            for text in ("", "-1", "3-1", "0,", "1-2-3", "a", "0-", "1e3", "0..3")
-        ),
-    ],
+    ("option", "bad"), [(option, bad) for option, values in BAD.items() for bad in values]
 )
 def test_a_bad_value_is_named_with_what_was_expected(option, bad):
     message = refusal([*RUN, f"--launcher-{option}={bad}"])

@@ -11,16 +11,7 @@ from jobs import job_of
 
 from launcher.peers import coordinator, link, messages
 from launcher.peers.connection import LINE_LIMIT
-from launcher.peers.events import (
-    Alone,
-    Arrived,
-    Lost,
-    Received,
-    Send,
-    StoreMade,
-    Time,
-    Tried,
-)
+from launcher.peers.events import Alone, Arrived, Lost, Received, Send, StoreMade, Time, Tried
 from launcher.peers.messages import (
     Alive,
     Cleared,

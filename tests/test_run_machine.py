@@ -12,14 +12,7 @@ from jobs import job_of
 
 from launcher.errors import Disposition
 from launcher.peers.events import Alone
-from launcher.peers.messages import (
-    Cleared,
-    End,
-    FromMember,
-    Start,
-    Stop,
-    Succeeded,
-)
+from launcher.peers.messages import Cleared, End, FromMember, Start, Stop, Succeeded
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, stopped
 from launcher.result.raised import Exit, Link
 from launcher.run import machine
