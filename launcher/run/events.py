@@ -137,10 +137,9 @@ class EndRanks(NamedTuple):
 
 
 class LeaveRanks(NamedTuple):
-    """Have keepers leave, and their stubs end with a code: all, or those of `ranks`."""
+    """Have all keepers leave when they have nothing to end, and their stubs end with a code."""
 
     exit_code: int
-    ranks: Sequence[int] | None = None
 
 
 class KillTorchrun(NamedTuple):

@@ -82,7 +82,7 @@ def due(state: State) -> float:
         _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
         return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
-        return min(phase.warn_at, phase.leave_by)
+        return phase.warn_at
     return phase.by if isinstance(phase, Leaving) else math.inf
 
 
@@ -165,13 +165,12 @@ def left(state: State, event: Leave, now: float) -> Step:
     if phase.why is Why.STOP and _is_success(state) and state.job.plan.runner:
         # The program still works, and the stop came after all ranks of all hosts had succeeded.
         state = state._replace(result=stopped(phase.number))
-    by = phase.deadline + GONE_SECONDS
-    if phase.open and now < by:  # this launcher was suspended, and the others did not wait
-        return state._replace(phase=phase._replace(leave_by=by)), ()
     code = 0 if _is_success(state) else 1
-    if not state.torchrun_runs or (code and not state.job.plan.tees):
-        # torchrun would log much about the ends of its stubs.
-        state, actions = _kill_torchrun(state, phase.why, now)
+    if not state.torchrun_runs or (code and (phase.open or not state.job.plan.tees)):
+        # torchrun would log much about the ends of its stubs. If ranks are still being ended, this
+        # launcher was suspended, and the others did not wait: their keepers leave after that.
+        since = max(now, phase.deadline) if phase.open else now
+        state, actions = _kill_torchrun(state, phase.why, since)
         return state, (*actions, events.LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
     if not code and state.job.plan.runner:
@@ -187,9 +186,9 @@ def alone(state: State, event: Alone, now: float) -> Step:
     return state, (*ends, *leaves)
 
 
-def _kill_torchrun(state: State, why: Why, now: float) -> Step:
-    """Kill torchrun if it still runs; wait for what is left, perhaps of a killed keeper."""
-    by = now + state.grace(Why.FAILURE) + GONE_SECONDS
+def _kill_torchrun(state: State, why: Why, since: float) -> Step:
+    """Kill torchrun if it still runs; from `since` wait for what is left, as of a killed keeper."""
+    by = since + state.grace(Why.FAILURE) + GONE_SECONDS
     state = state._replace(phase=Leaving(why, by, is_killed=True))
     return state, (events.KillTorchrun(),) if state.torchrun_runs else ()
 
@@ -244,7 +243,8 @@ def _interrupted(state: State, now: float) -> Step:
     """Kill all processes at once, without waiting for the other hosts."""
     state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
     state, kill = _kill_torchrun(state, Why.STOP, now)
-    return state, (Log(f"{LAST_INTERRUPT}: killing the job at once."), *end, *kill)
+    said = Log(f"{LAST_INTERRUPT}: killing the job at once.")
+    return state, (said, *end, *kill, events.LeaveRanks(1))
 
 
 # The end of ranks.
@@ -288,11 +288,7 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL:
         return state, before
-    done = (*before, _report_of_end(state, phase))
-    if not (phase.leave_by < math.inf and state.result):
-        return state, done
-    state, actions = left(state, Leave(state.result), now)
-    return state, (*done, *actions)
+    return state, (*before, _report_of_end(state, phase))
 
 
 def _report_of_end(state: State, phase: Ending) -> Cleared:
@@ -311,8 +307,6 @@ def _report_of_end(state: State, phase: Ending) -> Cleared:
 def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
-    if isinstance(phase, Leaving):  # it was killed at once
-        return state, (events.LeaveRanks(1, (event.rank,)),)
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
     survivors = phase.survivors + event.survivors
@@ -338,8 +332,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
         if event.group_rank and not state.job.cluster.node_rank:
             return state, (note, causes.of_group_rank(state.job.current_host))
         return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
-    leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
-    return state, (note, *leave)
+    return state, (note, events.LeaveRanks(1)) if isinstance(phase, Leaving) else (note,)
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
@@ -529,9 +522,6 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
         return state, lines + actions
     if not isinstance(phase, Ending):
         return state, ()
-    if now >= phase.leave_by:
-        assert state.result
-        return left(state, Leave(state.result), now)  # a keeper is stuck
     if now < phase.warn_at:
         return state, ()
     said = map(Log, summary.still_running(state, phase.deadline - phase.warn_at))

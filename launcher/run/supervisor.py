@@ -291,7 +291,7 @@ class Supervisor(Stepping):
         elif isinstance(action, events.LeaveRanks):
             if self._torchrun and not self._plan.tees:
                 self._torchrun.is_muted = True
-            self._keepers.leave(action.exit_code, action.ranks)
+            self._keepers.leave(action.exit_code)
         elif isinstance(action, CollectStacks):
             self._request_stacks(action)
         elif isinstance(action, events.KillTorchrun):
