@@ -43,7 +43,7 @@ HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
 STOPPED = Result(143, "", 15)
 DIED = "its launcher died"
-SUCCEEDED = Succeeded(0, (0.0,), are_all=True)
+SUCCEEDED = Succeeded(0, 0.0, are_all=True)
 BOUND = 60 + 5 + 5 + 14  # of clearing: the grace, the kernel, the replies, the host timeout
 
 
@@ -450,29 +450,29 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
 BROKEN = BROKEN._replace(rank=2)
-LEFT = (9, THIRD, Succeeded(5, (0.2,)))
+LEFT = (9, THIRD, Succeeded(5, 0.2))
 # Name: what hosts say, and when; the first line then.
 DEPARTED = {
     "one": ([LEFT], "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"),
     "more": (
         [
             LEFT,
-            (9.5, FIRST, Succeeded(0, (0.1, 0.1))),
-            (9.9, SECOND, Succeeded(3, (5.9, 2))),
+            *((9.5, FIRST, Succeeded(rank, 0.1)) for rank in (0, 1)),
+            *((9.9, SECOND, Succeeded(rank, age)) for rank, age in ((3, 5.9), (2, 2.0))),
         ],
         "algo-2, rank 3 and 4 more had ended with exit code 0, "
         "the first 6.0 s before rank 2 failed",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
-        [(12, THIRD, Succeeded(5, (2.3, 1.9, 0.1)))],
+        [(12, THIRD, Succeeded(rank, age)) for rank, age in ((5, 2.3), (4, 1.9), (6, 0.1))],
         "algo-3, rank 5 had ended with exit code 0, 0.3 s before rank 2 failed",
     ),
     "more after": (
-        [(12, THIRD, Succeeded(5, (1.9, 0.5))), (12, FIRST, Succeeded(0, (1,)))],
+        [(12, THIRD, Succeeded(rank, age)) for rank, age in ((5, 1.9), (4, 0.5), (0, 1.0))],
         "algo-3, rank 5 and 2 more were ending with exit code 0 when rank 2 failed",
     ),
-    "nobody": ([(9, THIRD, Succeeded(5, ()))], ""),
+    "nobody": ([], ""),
 }
 
 
@@ -676,7 +676,7 @@ WATCHED = NoProgressReport(
 STACKS = stacks_of(3, ((0, "  main thread:\n    x"),))
 MEMBERS = [
     *(failed(code=255), failed()._replace(age=2.5), GPU_LOST, Cleared(3, 4), Stop(2), SUCCEEDED),
-    *(Succeeded(5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
+    *(Succeeded(5, 2.5), WATCHED, StacksRequest(), STACKS, Alive()),
 ]
 COORDINATORS = [
     *(Welcome(), Welcome("algo-3"), Start(1, 0), Start(2, 5), Leave(SUCCESS), Leave(STOPPED)),

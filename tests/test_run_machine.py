@@ -83,7 +83,7 @@ def running(**options):
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
 def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
     host = running().at(5.0, ScriptEnded(1)).at(ends, RankEnded(1, Exit(0)))
-    assert host.told == [Succeeded(1, (age,))]
+    assert host.told == [Succeeded(1, age)]
 
 
 @pytest.mark.parametrize(("between", "name"), [(60.0, "pin"), (61.0, "later")])

@@ -314,11 +314,11 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     phase = state.phase
     if not isinstance(phase, (Running, Deciding)):
         return state, ()
-    state = state._replace(succeeded={**state.succeeded, host: (message, now)})
+    state = state._replace(succeeded=(*state.succeeded, (now - message.age, host, message)))
     if not message.are_all:
         return state, ()
-    reports = [report for report, _ in state.succeeded.values()]
-    are_all = sum(report.are_all for report in reports) == len(state.job.cluster.hosts)
+    reports = [report for _, _, report in state.succeeded if report.are_all]
+    are_all = len(reports) == len(state.job.cluster.hosts)
     has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
     if not are_all or has_failed:
         return state, ()
@@ -439,7 +439,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
         attempt=attempt,
         attempt_began=now,
         store=None,
-        succeeded={},
+        succeeded=(),
         # A restart drops pending requests for stacks.
         watch=judge.Stalls(
             options,

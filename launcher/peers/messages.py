@@ -7,8 +7,8 @@ JSON, at most 64 KiB, {"Name": [value of each field, ...]}, in this order:
     a member                        the coordinator
     Hello                           Welcome, or disconnects; every 30 s again, with who is missing
                                     Start of attempt 1 when all have joined
-    Succeeded, of the first rank
-    Failure, Stop, Succeeded        End: all hosts end this attempt's ranks
+    Succeeded, of each rank
+    Failure, Stop                   End: all hosts end this attempt's ranks
     Cleared, with the number        Start of the next attempt, or Leave, when all hosts have
       of the last End               cleared
     NoProgressReport, of a stall
@@ -61,14 +61,13 @@ class Hello(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """Ranks of a host ended with 0, `ages` seconds ago, the first of them first: `rank`.
+    """A rank of a host ended with 0, `age` seconds ago. If all have now, `are_all`.
 
-    Reported when the first ends, before this host's next report of a failure, and when all have;
-    then `alone` is how many there are, if each worked alone.
+    Then `alone` is how many there are, if each worked alone.
     """
 
     rank: int
-    ages: tuple[float, ...]
+    age: float
     are_all: bool = False
     alone: int = 0
 

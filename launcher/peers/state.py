@@ -71,7 +71,7 @@ class JobState(NamedTuple):
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
     failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
-    succeeded: Mapping[str, tuple[Succeeded, float]] = {}  # last reports, and when they came
+    succeeded: tuple[tuple[float, str, Succeeded], ...] = ()  # when a rank ended, and where
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 
     @property

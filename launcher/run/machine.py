@@ -43,18 +43,7 @@ from launcher.result.causes import Cause, Failure, stopped
 from launcher.run import events, ranks, stops, summary
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
-from launcher.run.state import (
-    Done,
-    Ending,
-    Joining,
-    Leaving,
-    Phase,
-    Running,
-    State,
-    Step,
-    Times,
-    Why,
-)
+from launcher.run.state import Done, Ending, Joining, Leaving, Running, State, Step, Times, Why
 from launcher.text.notes import Note
 from launcher.text.words import Log, plural, signal_name
 from launcher.watch.progress import CollectStacks
@@ -214,13 +203,11 @@ def signalled(state: State, event: Stop, now: float) -> Step:
     After a failure the coordinator decides which of the two counts.
     """
     number, phase, name = event.number, state.phase, signal_name(event.number)
-    if number == signal.SIGINT:
-        recent = [at for at in state.interrupts if now - at < INTERRUPTS_WITHIN_SECONDS]
-        state = state._replace(interrupts=(*recent, now))
-        if len(state.interrupts) >= INTERRUPTS_TO_KILL:
-            return _interrupted(state, now)
-    is_first, state = not state.was_signalled, state._replace(was_signalled=True)
-    if isinstance(phase, Joining) or _goes_on(phase):
+    is_first, state = not state.stops, state._replace(stops=(*state.stops, (number, now)))
+    recent = [one for one, at in state.stops if now - at < INTERRUPTS_WITHIN_SECONDS]
+    if number == signal.SIGINT and recent.count(number) >= INTERRUPTS_TO_KILL:
+        return _interrupted(state, now)
+    if isinstance(phase, Joining) or state.goes_on:
         state = state._replace(result=stopped(number))  # if the coordinator decides nothing else
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
@@ -268,18 +255,11 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     return state, (*said, *end, *actions)
 
 
-def _end_ranks(
-    state: State,
-    number: int,
-    grace: float,
-    now: float,
-    *,
-    waits: bool = False,
-    at_once: bool = False,
-) -> Step:
+def _end_ranks(state: State, number: int, grace: float, now: float, **how: bool) -> Step:
+    """Have keepers end all ranks; see EndRanks."""
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
-    end = events.EndRanks(state.ends, number, grace, waits, at_once)
+    end = events.EndRanks(state.ends, number, grace, **how)
     return state, (end,) if state.ranks else ()
 
 
@@ -342,7 +322,7 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
-    actions = (_of_killed(state, rank, "its keeper"),) if _goes_on(phase) else ()
+    actions = (_of_killed(state, rank, "its keeper"),) if state.goes_on else ()
     if isinstance(phase, Ending):
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
@@ -355,7 +335,7 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     counts more.
     """
     rank = state.ranks.get(event.rank)
-    if rank is None or not _goes_on(state.phase):
+    if rank is None or not state.goes_on:
         return state, ()
     if event.number == signal.SIGKILL:  # then torchrun signals the others
         return state, (_of_killed(state, rank, "its process below torchrun"),)
@@ -371,11 +351,6 @@ def _of_killed(state: State, rank: Rank, what: str) -> Failure:
     return causes.of_killed(state.job.current_host, rank.rank, rank.local_rank, what)
 
 
-def _goes_on(phase: Phase) -> bool:
-    """Whether ranks run, or are about to run again."""
-    return isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART)
-
-
 # Events of ranks and of torchrun.
 
 
@@ -388,25 +363,25 @@ def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note a rank's event; its failure may count, or its success may complete this host's."""
-    had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank, phase = state.ranks.get(event.rank), state.phase
     if rank is None:
         return state, ()
-    notes = _notes_of_end(phase, rank) if isinstance(event, events.RankEnded) else ()
-    if isinstance(phase, Ending) and notes:
+    has_ended = isinstance(event, events.RankEnded)
+    notes = _notes_of_end(state, rank) if has_ended else ()
+    if isinstance(phase, Ending) and has_ended:
         return state, (*_ended_while_ending(state, phase, rank, now), *notes)
     if not isinstance(phase, Running):
         return state, notes
     said: Actions = ()
-    if state.has_succeeded or (rank.exit_code == 0 and not had_succeeded):
-        said = _report_successes(state, now)
+    if has_ended and rank.exit_code == 0:  # that may break a collective of other ranks
+        said = (ranks.succeeded(state.ranks, rank, are_all=state.has_succeeded),)
     state, counted = _count(state, now)
     return state, (*said, *counted, *notes)
 
 
-def _notes_of_end(phase: Phase, rank: Rank) -> Actions:
-    ended = Note("ended", rank.rank, exit_code=rank.exit_code)
+def _notes_of_end(state: State, rank: Rank) -> Actions:
+    phase, ended = state.phase, Note("ended", rank.rank, exit_code=rank.exit_code)
     if not (isinstance(phase, Ending) and phase.why is Why.STOP):
         return (ended,)
     has_saved = stops.has_handled(rank, phase.number)
@@ -417,12 +392,6 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
     return ranks.updated(state.ranks, event, now - state.times.attempt)
 
 
-def _report_successes(state: State, now: float) -> Actions:
-    """Report which ranks have ended with 0: that may break a collective of other ranks."""
-    age, are_all = now - state.times.attempt, state.has_succeeded
-    return ranks.succeeded(state.ranks, age, are_all=are_all)
-
-
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
     """Report the ranks whose failures count now."""
     patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
@@ -430,7 +399,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
     actions: Actions = ()
     for rank in counting:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(is_reported=True)})
-        actions += (*_report_successes(state, now), _failure(state, rank, now))
+        actions += (_failure(state, rank, now),)
     return state, actions
 
 
@@ -444,7 +413,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.plan.runner and event.returncode:
         state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
-    if _goes_on(phase):
+    if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         counted: Actions = ()

@@ -14,7 +14,6 @@ from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, Thr
 from launcher.text.words import named_rank
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
-_MOST_ENDS = 1000  # of one message, at most
 _RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
 # A rank departs when its script ends, if its process ends within this time; else with its process.
 EXIT_SECONDS = 5.0
@@ -48,7 +47,6 @@ class Rank(NamedTuple):
 
 
 Ranks = Mapping[int, Rank]  # by their numbers
-NONE: Ranks = {}
 
 
 def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
@@ -77,22 +75,15 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
     return {**ranks, rank.rank: rank}
 
 
-def succeeded(ranks: Ranks, time: float, *, are_all: bool) -> tuple[Succeeded, ...]:
-    """Return the coordinator's message about ranks that have ended with 0; () if none has.
+def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
+    """Return the coordinator's message about a rank that has just ended with 0.
 
-    A rank departed when its script ended, not when Python had finished its exit.
+    It departed when its script ended, not when Python had finished its exit.
     """
-    ends = []
-    for rank in ranks.values():
-        if rank.exit_code == 0:
-            is_exit = rank.ended_at < rank.script_ended_at + EXIT_SECONDS
-            at = min(rank.script_ended_at, rank.ended_at) if is_exit else rank.ended_at
-            ends.append((at, rank.rank))
-    if not ends:
-        return ()
-    ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
+    ran_on = rank.ended_at - rank.script_ended_at
+    age = round(ran_on, 3) if 0 <= ran_on < EXIT_SECONDS else 0.0
     alone = len(ranks) if are_all and all(rank.alone for rank in ranks.values()) else 0
-    return (Succeeded(min(ends)[1], tuple(ages[:_MOST_ENDS]), are_all, alone),)
+    return Succeeded(rank.rank, age, are_all, alone)
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import enum
 import math
 import signal
+from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.job.job import Job
 from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
-from launcher.run.ranks import NONE, Rank, Ranks
+from launcher.run.ranks import Rank
 
 
 class Why(enum.Enum):
@@ -87,16 +88,22 @@ class State(NamedTuple):
     phase: Phase = Joining()
     attempt: int = 0
     nproc: int = 0  # how many ranks torchrun starts here; 0: unknown yet
-    ranks: Ranks = NONE  # with connected keepers, and their state in this attempt
+    ranks: Mapping[int, Rank] = {}  # with connected keepers, and their state in this attempt
     ends: int = 0  # how many EndRanks there were
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
     torchrun_ends: bool = False  # its stubs, as has been reported
-    interrupts: tuple[float, ...] = ()  # when SIGINT came
-    was_signalled: bool = False  # this host itself got a stop, not only another host
+    stops: tuple[tuple[int, float], ...] = ()  # that this host itself got: their numbers, and when
     failure: Failure | None = None  # of the program that runs torchrun
     result: Result | None = None  # how all hosts end
     cause: str = ""  # that has been logged
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether ranks run, or are about to run again."""
+        phase = self.phase
+        is_restart = isinstance(phase, Ending) and phase.why is Why.RESTART
+        return is_restart or isinstance(phase, Running)
 
     @property
     def alive(self) -> list[Rank]:

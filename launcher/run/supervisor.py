@@ -39,7 +39,7 @@ from launcher.peers.messages import Cleared, FromMember, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, stops, summary
 from launcher.run.keepers import Keepers
-from launcher.run.state import Done, Ending, Joining, Leaving, State, Why
+from launcher.run.state import Done, Ending, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
 from launcher.text.notes import Note
@@ -155,9 +155,8 @@ class Supervisor(Stepping):
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
         self._on_signals()  # a stop may have arrived before any start
-        if not isinstance(self.state.phase, Done):
-            self._begin_warm()
-            self._channel.begin()
+        self._begin_warm()
+        self._channel.begin()
         if self.state.job.error:
             self._cannot_start(self.state.job.error)
 
@@ -178,12 +177,9 @@ class Supervisor(Stepping):
             self._watch_ranks(now)
         if self._torchrun and now >= self._torchrun.due:
             self._torchrun.tick()
-        if isinstance(self.state.phase, Leaving) and self._is_nothing_left():
+        leaves = isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs
+        if leaves and self._keepers.are_gone and not self._system.has_children:
             self.happens(events.NothingLeft())
-
-    def _is_nothing_left(self) -> bool:
-        is_running = self.state.torchrun_runs or not self._keepers.are_gone
-        return not (is_running or self._system.has_children)
 
     # Errors of the launcher itself.
 
@@ -193,10 +189,10 @@ class Supervisor(Stepping):
             if not self._error:
                 act()
         except LaunchError as error:
-            if isinstance(self.state.phase, Joining):
-                self._cannot_start(error)
-            else:
+            if self._torchrun:
                 self._error = error
+            else:
+                self._cannot_start(error)
         except Exception as error:
             self._error = error
 
@@ -279,10 +275,7 @@ class Supervisor(Stepping):
 
     def _do(self, action: Any) -> None:
         if isinstance(action, events.StartTorchrun):
-            try:
-                self._start_torchrun()
-            except Exception as error:
-                self._cannot_start(error)
+            self._start_torchrun()
         elif isinstance(action, events.RunRanks):
             start = functools.partial(self._start_of_rank, action.attempt, action.port)
             self._keepers.run(action.ranks, start)
@@ -341,8 +334,7 @@ class Supervisor(Stepping):
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""
         options = self.state.job.options
-        environ: dict[str, str | None] = dict.fromkeys(INTERNAL)
-        environ |= {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
+        environ = {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
         environ[RUN_DIR], environ[JOB_MARK] = None, os.path.basename(self._folder)
         environ[INIT] = None  # a rank is no launcher, and may become a user that is not trusted
         environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt - 1)

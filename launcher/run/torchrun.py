@@ -50,14 +50,11 @@ class Torchrun:
             "LAUNCHER_STDERR": f"{status.st_dev}:{status.st_ino}",
             "TORCHELASTIC_ERROR_FILE": self._error_file,
         }
-        self.pid = 0
         try:
             adopt_orphans()
             self.pid = start_tied(argv, environ, folder=folder, stderr=stderr)
         finally:
             os.close(stderr)
-            if not self.pid:
-                os.close(self._stderr)
         self.tick()
 
     def tick(self) -> None:
