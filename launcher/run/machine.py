@@ -54,7 +54,6 @@ WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, t
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
-LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
 PLACES = CollectStacks(-1, may_signal=True)  # for the log of this host
 LOCAL = -1  # number of an Ending that the coordinator has not commanded
 
@@ -120,7 +119,7 @@ def ended(state: State, event: End, now: float) -> Step:
         said = (Note("ending", cause=event.result.text),)
     if isinstance(phase, Ending) and (why is not Why.STOP or phase.why is Why.STOP):
         why = phase.why if phase.why is Why.STOP else why
-        return _if_clear(state, phase._replace(why=why, command=event.number), said, now)
+        return _if_clear(state, phase._replace(why=why, command=event.number), said)
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
         # The first host has logged who is absent.
@@ -230,7 +229,7 @@ def _interrupted(state: State, now: float) -> Step:
     """Kill all processes at once, without waiting for the other hosts."""
     state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
     state, kill = _kill_torchrun(state, Why.STOP, now)
-    said = Log(f"{LAST_INTERRUPT}: killing the job at once.")
+    said = Log(f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s: killing the job at once.")
     return state, (said, *end, *kill, events.LeaveRanks(1))
 
 
@@ -251,7 +250,7 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     if why is Why.STOP:
         said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
     state, end = _end_ranks(state, number, grace, now, waits=why is Why.STOP)
-    state, actions = _if_clear(state, ending, (), now)
+    state, actions = _if_clear(state, ending)
     return state, (*said, *end, *actions)
 
 
@@ -263,7 +262,7 @@ def _end_ranks(state: State, number: int, grace: float, now: float, **how: bool)
     return state, (end,) if state.ranks else ()
 
 
-def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
+def _if_clear(state: State, phase: Ending, before: Actions = ()) -> Step:
     """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL:
@@ -298,7 +297,7 @@ def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
             held = plural(survivors, "process", "es")
             line = f"{held} of the job survived SIGKILL for 5 s (stuck in the kernel)"
             lines = (Log(f"{line}; giving up on them."),)
-    return _if_clear(state, phase, lines, now)
+    return _if_clear(state, phase, lines)
 
 
 def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
@@ -324,7 +323,7 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
     state = state._replace(ranks=others)
     actions = (_of_killed(state, rank, "its keeper"),) if state.goes_on else ()
     if isinstance(phase, Ending):
-        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
+        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions)
     return state, actions
 
 
@@ -448,7 +447,7 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
     """Log a failure during a stop."""
     number = phase.number
     if phase.why is not Why.STOP:
-        return _report_failure(state, phase, rank, now)
+        return _report_failure(state, rank, now)
     if rank.response is None:  # nothing else logs it
         return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
     is_ours = rank.exit_code == -signal.SIGKILL and now >= phase.deadline
@@ -458,10 +457,9 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
     return ()
 
 
-def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
+def _report_failure(state: State, rank: Rank, now: float) -> Actions:
     """Report a rank that failed before it could be ended, or broken hardware."""
-    is_none = rank.is_reported or rank.exit_code == 0  # a hook may end a rank with 0
-    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.end or is_none:
+    if not rank.end or rank.is_reported or rank.exit_code == 0:  # a hook may end a rank with 0
         return ()
     failure = _failure(state, rank, now)
     if rank.response is None:

@@ -208,10 +208,7 @@ class Supervisor(Stepping):
         for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)
         deadline = self._system.now() + self.state.grace(Why.STOP) + _LAST_SECONDS
-        while self._torchrun and self._system.now() < deadline:
-            self._system.reap()
-            if not self._system.has_children:
-                break
+        while self._torchrun and self._system.has_children and self._system.now() < deadline:
             yield _LOOK_SECONDS
         result = self.state.result or failure.result
         if result == SUCCESS and self.state.job.plan.runner and self.state.torchrun_runs:
