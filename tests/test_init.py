@@ -391,6 +391,7 @@ def test_strangers_at_its_socket_hide_no_launcher(init, stand_in, monkeypatch):
         assert level == "ok"  # doctor sees that it runs
         open("go-on", "w").close()
         host.wait_for("a launcher is here")
+        assert psutil.Process(host.process.pid).num_fds() < 32  # strangers have a quarter of them
         host.signal(signal.SIGTERM)
         assert host.wait(60) == STOPPED, host.log()  # while they are still connected
     assert "heard 15" in host.out
