@@ -166,7 +166,7 @@ test-pages: needs-test-pages $(PYTEST)
 
 # Jobs broken in every way, and how long their hosts took to end (docs/development/hosts.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out.
-matrix: needs-matrix $(TORCHRUN) $(PYTEST)
+matrix: needs-matrix $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 	$(BIN)/pytest -p no:randomly -m "row or more"
 
 # Jobs in the simulator (tests/simulation), on all cores: JOBS of them from SEED on; or one again,
