@@ -168,7 +168,7 @@ def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, 
         assert f'File "{path}", line' in frames[1] and "inner()" in host.failure
         plain = {"capture_output": True, "text": True, "env": {**os.environ, "RANK": "1"}}
         assert subprocess.run([sys.executable, str(path)], **plain).stderr in host.err
-    assert f"launcher: stopping local ranks because {head}\n" in host.err
+    assert f"launcher: stopping this host's ranks: {head}\n" in host.err
     assert host.leftovers() == []
 
 

@@ -189,13 +189,17 @@ HANG = "ranks have made no progress for 60 s"
 @pytest.mark.parametrize(
     ("is_hang", "text", "because"),
     [
-        (True, f"{HANG}: algo-2, rank 1 is absent\nexit code 75 (--launcher-hang-timeout)\n", HANG),
+        (
+            True,
+            f"{HANG}: algo-2, rank 1 is absent\nexit code 75 (--launcher-hang-timeout)\n",
+            "a hang",
+        ),
         (False, "x failed with E: (--launcher-hang-timeout)\n", None),
     ],
 )
 def test_only_a_hang_whose_reason_the_log_has_is_cut(is_hang, text, because):
     lines = running().at(5.0, End(1, Result(75, text, is_hang=is_hang))).lines
-    assert lines == [f"stopping local ranks because {because or text.strip()}"]
+    assert lines == [f"stopping this host's ranks: {because or text.strip()}"]
 
 
 def test_no_rank_is_told_twice():

@@ -124,8 +124,7 @@ def ended(state: State, event: End, now: float) -> Step:
         state = state._replace(cause=event.result.cause)
         # The first host has logged who is absent.
         is_logged = event.result.is_hang and job.coordinates
-        because = state.cause.partition(": ")[0] if is_logged else state.cause
-        said += (Log(f"stopping local ranks because {because}"),)
+        said += (Log(f"stopping this host's ranks: {'a hang' if is_logged else state.cause}"),)
     number = event.result.stop_signal or signal.SIGTERM
     state, actions = _end(state, why, now, number, event.number)
     return state, said + actions

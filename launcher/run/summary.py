@@ -69,17 +69,22 @@ def says_unsaved(state: State) -> bool:
 
 
 def _unsaved(state: State) -> list[str]:
-    """Return the line of the ranks that died of the stop's signal, if any did."""
+    """Return the lines of the ranks that died of the stop's signal, or were killed at its end."""
     reached, died = _died(state)
-    if not died:
+    if not (state.result and reached):
         return []
-    assert state.result
-    name = signal.Signals(state.result.stop_signal).name
-    return [
-        f"{state.job.current_host}: {len(died)} of {plural(len(reached), 'rank')} had no {name} "
-        f"handler yet and {'was' if len(died) == 1 else 'were'} killed without saving; install one "
-        "at the top of the script."
-    ]
+    name, grace = signal.Signals(state.result.stop_signal).name, state.grace(Why.STOP)
+    by = state.times.closes + grace - state.times.attempt
+    late = [rank for rank in reached if rank.exit_code == -signal.SIGKILL and rank.ended_at >= by]
+    host, of_all, lines = state.job.current_host, plural(len(reached), "rank"), list[str]()
+    if died:
+        how = f"had no {name} handler yet: killed without saving"
+        lines.append(
+            f"{host}: {len(died)} of {of_all} {how}; install one at the top of the script."
+        )
+    if late:
+        lines.append(f"{host}: {len(late)} of {of_all} did not exit within {grace:g} s: killed.")
+    return lines
 
 
 def _died(state: State) -> tuple[list[Rank], list[Rank]]:
