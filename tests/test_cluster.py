@@ -9,10 +9,11 @@ from launcher.job.cluster import read_cluster
 from launcher.result.causes import of_error
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0"}
+GROUPS_OF = "SM_INSTANCE_GROUPS_DICT"
 GROUPS = {
     "SM_HOSTS": '["algo-1", "algo-2", "algo-3"]',
     "SM_CURRENT_HOST": "algo-3",
-    "SM_INSTANCE_GROUPS_DICT": json.dumps(
+    GROUPS_OF: json.dumps(
         {
             "data": {"instance_group_name": "data", "hosts": ["algo-1"]},
             "train": {"instance_group_name": "train", "hosts": ["algo-3", "algo-2"]},
@@ -29,67 +30,73 @@ def refusal(environ, groups=()):
     return str(caught.value)
 
 
-def test_two_hosts():
-    cluster = read_cluster({**TWO, "TRAINING_JOB_NAME": "job"})
-    assert cluster.hosts == ("algo-1", "algo-2")
-    assert (cluster.nnodes, cluster.node_rank, cluster.job_name) == (2, 1, "job")
-
-
 def test_hosts_are_sorted_as_strings_whatever_order_they_come_in():
     names = [f"algo-{n}" for n in range(12, 0, -1)]
-    cluster = read_cluster({**TWO, "SM_HOSTS": json.dumps(names)})
+    environ = {**TWO, "SM_HOSTS": json.dumps(names), "TRAINING_JOB_NAME": "job"}
+    cluster = read_cluster(environ)
     assert cluster.hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-12")
-    assert cluster.node_rank == 4
+    assert (cluster.nnodes, cluster.node_rank, cluster.job_name) == (12, 4, "job")
+
+
+LIST = "expected a JSON list"
+OBJECT = "expected a JSON object of groups with hosts among algo-1, "
+REFUSED = [
+    ({"SM_HOSTS": ""}, LIST),  # what the toolkit makes of None
+    ({"SM_HOSTS": "algo-1,algo-2"}, LIST),  # not JSON
+    ({"SM_HOSTS": '{"algo-1": 1}'}, LIST),
+    ({"SM_HOSTS": "[]"}, LIST),
+    ({"SM_HOSTS": '["algo-1", "algo-1"]'}, LIST),
+    ({"SM_HOSTS": '["algo-1", 2]'}, LIST),
+    ({"SM_HOSTS": '["algo-1", ""]'}, LIST),
+    ({"SM_HOSTS": '["algo-1", "a b"]'}, LIST),  # no host name
+    ({"SM_HOSTS": "[" * 5000}, LIST),  # too deep for the JSON parser
+    ({"SM_HOSTS": "null"}, LIST),
+    (
+        {"SM_CURRENT_HOST": "algo-3"},
+        "SM_CURRENT_HOST is 'algo-3', but SM_HOSTS names algo-1, algo-2; expected one of them.",
+    ),
+    ({"SM_CURRENT_HOST": None}, "SM_CURRENT_HOST is not set"),
+    *(
+        ({name: count}, f"{name} is {count!r}; expected a whole number")
+        for name in ("SM_NUM_GPUS", "SM_NUM_NEURONS")
+        for count in ("-1", "two", "\uff11")
+    ),
+    ({"TRAINING_JOB_NAME": "a/b"}, "TRAINING_JOB_NAME is 'a/b'"),
+    ({**GROUPS, GROUPS_OF: "x"}, f"is 'x'; {OBJECT}"),
+    ({**GROUPS, GROUPS_OF: "[]"}, OBJECT),
+    ({**GROUPS, GROUPS_OF: '{"train": 1}'}, OBJECT),
+    ({**GROUPS, GROUPS_OF: '{"train": {"hosts": []}}'}, OBJECT),
+    ({**GROUPS, GROUPS_OF: '{"train": {"hosts": ["algo-9"]}}'}, OBJECT),
+]
+
+
+@pytest.mark.parametrize(("environ", "says"), REFUSED)
+def test_what_is_refused(environ, says):
+    groups = ["train"] if GROUPS_OF in environ else []
+    environ = {name: value for name, value in {**TWO, **environ}.items() if value is not None}
+    assert says in refusal(environ, groups)
+
+
+def test_an_instance_group_that_is_none_is_refused():
+    says = "is 'gpu'; expected names of this cluster's instance groups: data, train"
+    assert says in refusal(GROUPS, ["gpu"])
 
 
 @pytest.mark.parametrize(
-    "hosts",
+    ("there", "visible", "gpus"),
     [
-        "",  # what the toolkit makes of None
-        "algo-1,algo-2",  # not JSON
-        '{"algo-1": 1}',  # not a list
-        "[]",  # empty
-        '["algo-1", "algo-1"]',  # twice
-        '["algo-1", 2]',  # not a string
-        '["algo-1", ""]',  # no name
-        '["algo-1", "a b"]',  # no host name
-        "[" * 5000,  # too deep for the JSON parser
-        "null",
+        ("8", None, 8),  # not limited
+        ("8", "", 0),  # hidden
+        ("8", "-1", 0),  # the usual way to hide them
+        ("8", "0,-1,2", 1),  # nothing behind an invalid one is seen
+        ("8", "7,8", 1),  # there is no ninth
+        ("8", "0," + "9" * 5000, 1),  # nor one of 5,000 digits
+        ("8", "GPU-8932f937,GPU-1", 2),  # by UUID
+        ("0", "GPU-1", 0),
     ],
 )
-def test_unusable_hosts(hosts):
-    message = refusal({**TWO, "SM_HOSTS": hosts})
-    assert message.startswith("SM_HOSTS is ") and "expected a JSON list" in message
-
-
-def test_the_current_host_must_be_one_of_them():
-    message = refusal({**TWO, "SM_CURRENT_HOST": "algo-3"})
-    assert message == (
-        "SM_CURRENT_HOST is 'algo-3', but SM_HOSTS names algo-1, algo-2; expected one of them."
-    )
-    assert "SM_CURRENT_HOST is not set" in refusal({"SM_HOSTS": '["algo-1"]'})
-
-
-@pytest.mark.parametrize("count", ["-1", "two", "\uff11"])
-@pytest.mark.parametrize("variable", ["SM_NUM_GPUS", "SM_NUM_NEURONS"])
-def test_unusable_device_counts(variable, count):
-    assert f"{variable} is {count!r}; expected a whole number" in refusal({**TWO, variable: count})
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [
-        (None, 8),  # not limited
-        ("", 0),  # hidden
-        ("-1", 0),  # the usual way to hide them
-        ("0,-1,2", 1),  # nothing behind an invalid one is seen
-        ("7,8", 1),  # there is no ninth
-        ("0," + "9" * 5000, 1),  # nor one of 5,000 digits
-        ("GPU-8932f937,GPU-1", 2),  # by UUID
-    ],
-)
-def test_cuda_visible_devices_limits_the_gpus(visible, gpus):
-    environ = {**TWO, "SM_NUM_GPUS": "8"}
+def test_cuda_visible_devices_limits_the_gpus(there, visible, gpus):
+    environ = {**TWO, "SM_NUM_GPUS": there}
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
     assert read_cluster(environ).num_gpus == gpus
@@ -143,20 +150,11 @@ def test_neuron_cores_are_counted_by_the_toolkit_or_here(program):
     assert read_cluster({**environ, "SM_NUM_NEURONS": "4"}).num_neurons == 4
 
 
-def test_no_gpu_becomes_visible_on_a_host_without():
-    assert read_cluster({**TWO, "CUDA_VISIBLE_DEVICES": "GPU-1"}).num_gpus == 0
-
-
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({"TRAINING_JOB_NAME": "a", "SAGEMAKER_JOB_NAME": "b"}, "a"),
-        ({"SAGEMAKER_JOB_NAME": "b"}, "b"),
-        ({"TRAINING_JOB_NAME": "", "SAGEMAKER_JOB_NAME": "b"}, "b"),
-    ],
-)
-def test_job_name(environ, name):
-    assert read_cluster({**TWO, **environ}).job_name == name
+def test_job_name():
+    theirs = {**TWO, "SAGEMAKER_JOB_NAME": "b"}
+    assert read_cluster({**theirs, "TRAINING_JOB_NAME": "a"}).job_name == "a"
+    assert read_cluster({**theirs, "TRAINING_JOB_NAME": ""}).job_name == "b"
+    assert read_cluster(theirs).job_name == "b"
 
 
 def test_a_job_without_a_name_has_the_same_one_on_every_host():
@@ -170,10 +168,6 @@ def test_a_job_without_a_name_has_the_same_one_on_every_host():
     assert len(names) == 1 and names.pop()
 
 
-def test_an_invalid_job_name():
-    assert "TRAINING_JOB_NAME is 'a/b'" in refusal({**TWO, "TRAINING_JOB_NAME": "a/b"})
-
-
 def test_instance_groups():
     chosen = read_cluster(GROUPS, ["train"])
     assert chosen.hosts == ("algo-2", "algo-3")
@@ -182,25 +176,6 @@ def test_instance_groups():
     assert read_cluster(GROUPS, ["data", "train"]).nnodes == 3
     assert read_cluster(GROUPS).nnodes == 3
     assert read_cluster(GROUPS, ["train"]).job_name == read_cluster(GROUPS).job_name
-
-
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
-        ("x", "is 'x'; expected a JSON object of groups with hosts among algo-1, "),
-        ("[]", "expected a JSON object"),
-        ('{"train": 1}', "expected a JSON object of groups"),
-        ('{"train": {"hosts": []}}', "expected a JSON object of groups"),
-        (
-            '{"train": {"hosts": ["algo-9"]}}',
-            "expected a JSON object of groups with hosts among algo-1, ",
-        ),
-    ],
-)
-def test_unusable_instance_groups(groups, says):
-    assert says in refusal({**GROUPS, "SM_INSTANCE_GROUPS_DICT": groups}, ["train"])
-    says = "is 'gpu'; expected names of this cluster's instance groups: data, train"
-    assert says in refusal(GROUPS, ["gpu"])
 
 
 def test_a_host_without_any_description_is_alone():

@@ -83,44 +83,6 @@ def test_a_rank_that_does_not_come_is_named_and_its_job_restarted(
     assert re.search(r'launcher:     File ".*script.py", line 11, in load\n', hosts[0].err), log
 
 
-SAVES = """
-import os, sys, time
-
-for _ in range(2):  # before torch is imported, and after it
-    if not (child := os.fork()):
-        import torch.distributed
-        sys.exit(0)  # through Python's exit, in a process that is no rank
-    assert os.waitpid(child, 0)[1] == 0
-    import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-def save():
-    while not os.path.exists("said"): time.sleep(0.1)
-if dist.get_rank() == 0:
-    save()
-dist.barrier()
-batches = torch.utils.data.DataLoader(range(64), num_workers=1)  # forked, and no rank
-assert len(list(batches)) == 64
-dist.barrier()
-time.sleep(0.1)
-dist.destroy_process_group()
-"""
-
-
-@recorded
-def test_a_slow_save_is_said_and_ends_nothing(start, script):
-    options = (*OPTIONS, "--launcher-nproc-per-node", "2")
-    host = start("--train-script", script(SAVES), *options)
-    poll(lambda: "is absent from barrier" in host.err)
-    open("said", "w").close()
-    assert host.wait() == 0, host.log()
-    absent = "localhost, rank 0 (local rank 0) is absent from barrier #1 of the default group, "
-    said = re.findall(
-        f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
-    )
-    where = "where 1 other is waiting; rank 0 is in save, script.py:12."
-    assert any(line.endswith(where) for line in said), host.log()
-
-
 HELD = """
 import ctypes, os, signal, sys
 import torch, torch.distributed as dist

@@ -13,22 +13,11 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from simulation.facts import broken
-from simulation.job import Job
 from simulation.plan import read, written
 from simulation.planting import HERE, cases, planted
-from simulation.search import report, search, smaller
+from simulation.search import report, run, search, smaller, told
 
 OF_A_SEED = 1000  # jobs
-
-
-def replay(text: str) -> int:
-    """Run one job, and print its trace."""
-    watch = Job(read(text), trace=True).run()
-    found = broken(watch)
-    print(*(watch.trace or ()), sep="\n")
-    print(*(f"{one.promise}: {one.how}" for one in found), sep="\n")
-    return 1 if found else 0
 
 
 def one(seed: int, jobs: int) -> tuple[int, str]:
@@ -37,9 +26,10 @@ def one(seed: int, jobs: int) -> tuple[int, str]:
     return (found.jobs, report(found, seed)) if found else (jobs, "")
 
 
-def many(jobs: int, seed: int, processes: int) -> int:
+def many(jobs: int, seed: int) -> int:
     """Run jobs on all cores, with a line that says how far it is."""
     started, done, failed = time.monotonic(), 0, 0
+    processes = len(os.sched_getaffinity(0))
     seeds = range(seed, seed + -(-jobs // OF_A_SEED))
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(one, seed, min(OF_A_SEED, jobs)) for seed in seeds]
@@ -78,15 +68,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation")
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--replay", metavar="PLAN")
     parser.add_argument("--mistakes", action="store_true")
     chosen = parser.parse_args()
     if chosen.replay:
-        return replay(chosen.replay)
+        plan = read(chosen.replay)
+        print(*told(plan), sep="\n")
+        return 1 if run(plan) else 0
     if chosen.mistakes:
         return how_soon(chosen.jobs)
-    return many(chosen.jobs, chosen.seed, chosen.processes)
+    return many(chosen.jobs, chosen.seed)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ class What(Word):
     DIFFERS = "a host's script has other arguments"
     CANNOT_START = "a host cannot start"
     PORT_TAKEN = "the first host's port is taken"  # for `amount`
-    TOO_FEW_FILES = "the first host can have too few files open"
     NO_TORCHRUN = "a host cannot execute torchrun"
     NO_FOLDER = "a host can make no folder"  # for attempt `amount`
 
@@ -95,7 +94,7 @@ LOSSES = (*HOSTS, What.LAUNCHER_STOPS)
 PAUSES = (What.LAUNCHER_PAUSES, What.LAUNCHER_STOPS)
 SLOW = (*PAUSES, What.DELAY)
 MISCONFIGURED = (
-    What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
+    What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN,
     What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS, What.NO_FOLDER,
 )  # fmt: skip
 LASTING = (  # a host has them from its start

@@ -78,7 +78,7 @@ def success_is_true(watch: Watch) -> Iterator[str]:
 
 @promise(
     "every host writes the same text and exits with the same code",
-    unless=(What.PORT_TAKEN, What.TOO_FEW_FILES),
+    unless=(What.PORT_TAKEN,),
 )
 def all_say_the_same(watch: Watch) -> Iterator[str]:
     """All hosts but those that are lost, or have not joined."""

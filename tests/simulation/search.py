@@ -60,31 +60,33 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
         for name in ("amount", "local_rank", "host"):
             if getattr(fault, name):
                 yield plan._replace(faults=(*rest[0], fault._replace(**{name: 0}), *rest[1]))
-    for name, least in (("hosts", 1), ("nproc", 1), ("max_restarts", 0)):
-        used = {"hosts": max((one.host for one in faults), default=0) + 1}
-        used["nproc"] = max((one.local_rank for one in faults), default=0) + 1
-        for fewer in {used.get(name, least), getattr(plan, name) - 1}:
-            if used.get(name, least) <= fewer < getattr(plan, name):
-                yield plan._replace(**{name: fewer})
+    least = {"hosts": 1 + max((one.host for one in faults), default=0), "max_restarts": 0}
+    least["nproc"] = 1 + max((one.local_rank for one in faults), default=0)
+    for name, fewest in least.items():
+        for fewer in {fewest, max(fewest, getattr(plan, name) - 1)} - {getattr(plan, name)}:
+            yield plan._replace(**{name: fewer})
     for name, value in Script()._asdict().items():
         if getattr(script, name) != value:
             yield plan._replace(script=script._replace(**{name: value}))
 
 
-def report(found: Found, seed: int) -> str:
-    """Return what people need to see: what is broken, the plan, how to replay it, and its trace."""
-    found = smaller(found)
-    job = Job(found.plan, trace=True)
+def told(plan: Plan) -> list[str]:
+    """Return a job's trace, and the promises that it breaks; what it raises is one of these."""
+    job = Job(plan, trace=True)
     try:
-        job.run()
+        found = broken(job.run())
     except Exception:
-        pass  # it is among what is broken
-    text = written(found.plan)
-    lines = [f"{one.promise}: {one.how}" for one in found.broken]
-    lines += [
+        found = [Broken("Nothing raises", traceback.format_exc())]
+    return [*(job.watch.trace or ()), *(f"{one.promise}: {one.how}" for one in found)]
+
+
+def report(found: Found, seed: int) -> str:
+    """Return what people need to see: how to replay a small plan, and what becomes of it."""
+    found = smaller(found)
+    lines = [
+        f"{found.broken[0].promise}: {found.broken[0].how}",
         f"\nfound by seed {seed} in job {found.jobs}; to replay it:",
-        f"make simulate PLAN='{text}'",
+        f"make simulate PLAN='{written(found.plan)}'",
         "\n      time  host       log, fault or promise",
-        *(job.watch.trace or ()),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines + told(found.plan))

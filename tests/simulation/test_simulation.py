@@ -12,11 +12,12 @@ import pytest
 from launcher.result.causes import Result
 from simulation.facts import broken
 from simulation.job import Job
-from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
+from simulation.plan import read, written
 from simulation.planting import HERE, Case, cases, planted
 from simulation.search import report, search
 
 JOBS = 350  # of one seed
+SINGLE = cases(HERE / "jobs.txt")
 SEEDS = range(20)
 
 
@@ -33,7 +34,7 @@ def test_a_planted_mistake_is_found(mistake: Case) -> None:
         assert mistake.promise in {one.promise for one in broken(Job(mistake.plan).run())}
 
 
-@pytest.mark.parametrize("case", cases(HERE / "jobs.txt"), ids=lambda case: case.what)
+@pytest.mark.parametrize("case", SINGLE, ids=lambda case: case.what)
 def test_a_job_keeps_all_promises(case: Case) -> None:
     job = Job(case.plan)
     assert broken(job.run()) == []
@@ -47,24 +48,17 @@ def results(job: Job) -> set[Result | None]:
     return {machine.launcher.result for machine in job.machines if machine.launcher}
 
 
-FAILS_AND_STOPS = Plan(
-    hosts=3,
-    script=Script(at_stop=AtStop.FAILS, at_break=AtBreak.ABORTS, upload=20.0),
-    faults=(Fault(What.RAISES, 3.0, host=1, amount=1.0), Fault(What.STOP, 3.2)),
-    seed=7,
-)
-
-
 def test_a_plan_gives_the_same_job_again_traced_or_not() -> None:
     """The trace has the phases of every machine, one after the other, to the end."""
-    assert read(written(FAILS_AND_STOPS)) == FAILS_AND_STOPS
-    quiet, traced = Job(FAILS_AND_STOPS), Job(FAILS_AND_STOPS, trace=True)
+    (plan,) = (case.plan for case in SINGLE if "amid a failure" in case.what)
+    assert read(written(plan)) == plan
+    quiet, traced = Job(plan), Job(plan, trace=True)
     lived = [
         [(process.heard, process.ended) for process in one.run().job.processes.values()]
         for one in (quiet, traced)
     ]
     assert lived[0] == lived[1] and results(quiet) == results(traced)
-    assert traced.watch.trace == Job(FAILS_AND_STOPS, trace=True).run().trace
+    assert traced.watch.trace == Job(plan, trace=True).run().trace
     step = r" (\S+) +log: \d+\.\d{3} s: (run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w"
     phases: dict[tuple[str, str], str] = {}
     for host, machine, before, after in re.findall(step, "\n".join(traced.watch.trace or ())):

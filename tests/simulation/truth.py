@@ -26,7 +26,6 @@ NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
     ("differ in", (), (What.DIFFERS,)),
     ("there is none|did not report why", (), (What.CANNOT_START,)),
     ("cannot execute", (), (What.NO_TORCHRUN,)),
-    ("files open", (), (What.TOO_FEW_FILES,)),
     ("cannot listen", (), (What.PORT_TAKEN,)),
     ("cannot create a folder", (), (What.NO_FOLDER,)),
     ("the launcher itself failed", (), (What.LAUNCHER_FAILS,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events
@@ -68,6 +68,17 @@ class StacksRequest:
         self.replied_at = self.clock.now
 
 
+def seen(step: Callable[..., Any], see: Callable[..., None]) -> Callable[..., Any]:
+    """Return a machine's step with somebody who sees it."""
+
+    def stepped(state: Any, event: Any, now: float) -> Any:
+        after, actions = step(state, event, now)
+        see(state, event, after, now)
+        return after, actions
+
+    return stepped
+
+
 class Watch:
     """The facts of one job.
 
@@ -100,24 +111,13 @@ class Watch:
     def over_steps(self) -> Iterator[None]:
         """See every step of the state machines."""
         run, hosts = run_machine.step, coordinator.step
-
-        def run_step(state: State, event: Any, now: float) -> Any:
-            after, actions = run(state, event, now)
-            self._run(event, after)
-            return after, actions
-
-        def hosts_step(state: coordinator.JobState, event: Any, now: float) -> Any:
-            after, actions = hosts(state, event, now)
-            self._coordinator(state, event, after, now)
-            return after, actions
-
-        run_machine.step, coordinator.step = run_step, hosts_step
+        run_machine.step, coordinator.step = seen(run, self._run), seen(hosts, self._coordinator)
         try:
             yield
         finally:
             run_machine.step, coordinator.step = run, hosts
 
-    def _run(self, event: Any, after: State) -> None:
+    def _run(self, before: State, event: Any, after: State, now: float) -> None:
         now, name = self.job.clock.now, after.job.current_host
         launcher = self.job.machines[self.job.names.index(name)].launcher
         assert launcher
