@@ -201,8 +201,7 @@ from jobs import job_of
 
 from launcher.host.processes import start_tied
 
-port, *limits = map(int, sys.argv[1:])
-hosts = tuple(json.load(sys.stdin))
+hosts, port, *limits = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(limits))
 same = {"version of torch": "2.13", "script": "script train.py"}
 first = End(job_of(hosts[0], hosts, start_timeout=60, peer_port=port, fingerprint=same))
@@ -221,20 +220,6 @@ PATHS = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
 WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 
 
-@contextlib.contextmanager
-def first_of(hosts, port, soft, hard):
-    command = [sys.executable, "-c", FIRST, str(port), str(soft), str(hard)]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, text=True, env=WITH_TESTS) as process:
-        try:
-            process.stdin.write(json.dumps(hosts))
-            process.stdin.close()
-            assert process.stdout.readline() == "listens\n"
-            yield process
-        finally:
-            process.kill()
-
-
 def test_an_address_may_be_written_in_any_way():
     (listener,), _ = listen("127.1", 0)
     with listener:
@@ -247,6 +232,8 @@ MANY = ("127.0.0.1", *(f"host-{number:03}" for number in range(1, 300)))
 @pytest.mark.parametrize(("soft", "hard"), [(400, 400), (100, 4000)])
 def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
     hosts, port = MANY, free_port()
+    command = [sys.executable, "-c", FIRST, json.dumps([hosts, port, soft, hard])]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": WITH_TESTS}
 
     def arrive(host):
         connection = socket.create_connection((hosts[0], port), 60)
@@ -255,8 +242,11 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    with first_of(hosts, port, soft, hard) as first, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        first = stack.enter_context(subprocess.Popen(command, text=True, **options))
+        stack.callback(first.kill)
+        assert first.stdout.readline() == "listens\n"
         for _ in range(2 * STRANGERS):  # more than there are descriptors for
             stack.enter_context(socket.create_connection((hosts[0], port), 60))
         arrived = {host: arrive(host) for host in hosts[1:]}
