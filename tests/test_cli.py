@@ -147,7 +147,6 @@ WRONG = [
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
     ({**TWO, "LAUNCHER_HOST_ADDRESSES": "10.0.0.1"}, DRY, "LAUNCHER_HOST_ADDRESSES is '10.0.0.1'"),
     ({**TWO, "LAUNCHER_HOST_ADDRESSES": '{"algo-1": 3}'}, DRY, "ADDRESSES is {'algo-1': 3}; exp"),
-    ({**TWO, "PET_NNODES": "1:2"}, DRY, "PET_NNODES is '1:2'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, NESTED),
     ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, NESTED),

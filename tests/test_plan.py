@@ -115,7 +115,6 @@ TOLD = [
     (NEURONS, "", {}, {"nproc-per-node": "4"}),
     (GPUS._replace(num_neurons=4), "", {}, {"nproc-per-node": "8"}),
     (GPUS, "--launcher-nproc-per-node 2", {}, {"nproc-per-node": "2"}),
-    (GPUS, "", {"LAUNCHER_NPROC_PER_NODE": "2"}, {"nproc-per-node": "2"}),
     (
         *(GPUS, "", {"LAUNCHER_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "3"}),
         {"nproc-per-node": "2"},
@@ -249,7 +248,6 @@ REFUSED = [
     (ONE, "", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "SHUTDOWN_TIMEOUT is 'soon'; expected a"),
     # more ranks than devices
     (NEURONS, "--launcher-nproc-per-node 5", {}, "--launcher-nproc-per-node is 5, but algo-2"),
-    (NEURONS, "", {"LAUNCHER_NPROC_PER_NODE": "5"}, "--launcher-nproc-per-node is 5, but algo-2"),
     (NEURONS, "", {"PET_NPROC_PER_NODE": "5"}, "PET_NPROC_PER_NODE is 5, but algo-2 has 4 Neuron"),
     # others
     (
