@@ -19,11 +19,8 @@ import re
 import resource
 import signal
 import sys
-
-TYPE_CHECKING = False  # typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 # What an error may come from, by its words: those of Python, torch, NumPy, SQLite, Rust and others.
 _KINDS = {

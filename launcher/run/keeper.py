@@ -196,7 +196,6 @@ class Keeper:
             self._relay()
             if self._stub in ready:
                 self._hear_stub()
-            self._launcher.flush()
             self._take()
             if self._launcher.is_gone and not self._steps:
                 self._end(0, signal.SIGTERM, self._script.grace)
@@ -409,7 +408,6 @@ class Keeper:
         says, script = self._script.says, self._script
         if not says:
             return
-        says.flush()
         for line in says.read()[0]:
             is_end = line.startswith(b'{"end"')
             script.has_said_end |= is_end

@@ -90,7 +90,8 @@ class Link:
             self.queue.clear()
 
     def read(self) -> tuple[list[bytes], int]:
-        """Return the received lines, and a descriptor that came with them, or -1."""
+        """Flush; return the received lines, and a descriptor that came with them, or -1."""
+        self.flush()
         lines: list[bytes] = []
         passed = -1
         try:

@@ -179,9 +179,6 @@ class Stream:
 def open_file(path: str) -> int:
     """Open the file that a rank writes to. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # A pipe without a reader may have this name: do not wait for it.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe with a reader would lose bytes
-        os.close(file)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block, or lose bytes
         raise OSError(0, "it is not a file")
-    return file
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -215,8 +215,7 @@ def as_new(words: list[str], environ: dict[str, str]) -> None:
         torch.set_num_threads(int(chosen))  # OpenMP has read its own
     sys.path[:0] = [RUN] * IS_FIRST
     sys.argv[:] = [os.path.join(RUN, "rank.py"), *words]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
+    getattr(sys, "orig_argv", [])[:] = [sys.executable, "-u", *sys.argv]  # Python 3.10
 
 
 def _with_changes(environment: dict[str, str]) -> dict[str, str]:
