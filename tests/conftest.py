@@ -451,25 +451,19 @@ import torch
 import torch.distributed as dist
 import {name} as script
 
-count, note = script.Progress.count, script.Checkpoints._note
+count = script.Progress.count
 steps = int(os.environ["STOP_AT"])
-heard = False
 
 def counted(self, *args):
     global steps
     count(self, *args)
     steps -= not torch.is_inference_mode_enabled()  # which a validation is in
-    if steps == 0 and dist.get_rank() == 1 and not heard:
+    if steps == 0 and dist.get_rank() == 1 and not script.stops:
         psutil.Process().parent().terminate()  # what stands for torchrun
-        while not heard:
+        while not script.stops:
             time.sleep(0.01)
 
-def noted(self, *args):
-    global heard
-    note(self, *args)
-    heard = True
-
-script.Progress.count, script.Checkpoints._note = counted, noted
+script.Progress.count = counted
 script.main()
 """
 
@@ -491,7 +485,10 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
     monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield importlib.import_module
+    for number, handler in handlers.items():  # which a script sets as it is imported
+        signal.signal(number, handler)
     importlib.import_module("checkpoints").leave_group()
 
 

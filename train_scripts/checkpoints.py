@@ -2,7 +2,8 @@
 
     device = join_group()
     progress = Progress(device)
-    with Checkpoints(folder, made_for, {"model": model, "optimizer": optimizer}) as checkpoints:
+    parts = {"model": model, "optimizer": optimizer}
+    with Checkpoints(folder, made_for, parts, stops) as checkpoints:
         checkpoints.load(progress)  # nothing at the first start
         for epoch in range(progress.epoch, epochs):
             sampler.set_epoch(epoch, progress.samples)
@@ -91,36 +92,27 @@ class Checkpoints:
 
     `made_for` are plain values that identify the training (script, model, classes, seed, learning
     rate); a checkpoint with other values ends the job, and is not changed. `parts` have a
-    state_dict(); rank 0's is saved. With folder "" nothing is saved. Only in the main thread, and
-    after join_group().
+    state_dict(); rank 0's is saved. `stops` are the numbers of the signals that told this rank to
+    stop: the script's handler appends to it. With folder "" nothing is saved. Only after
+    join_group().
     """
 
-    def __init__(self, folder, made_for, parts):
-        self.folder, self.made_for, self.parts = folder, made_for, parts
+    def __init__(self, folder, made_for, parts, stops):
+        self.folder, self.made_for, self.parts, self.stops = folder, made_for, parts, stops
         # For messages between ranks: in main memory, they do not wait for a GPU.
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        self._signal = 0
         self._saved = ""  # the newest one's path
         self._writer = None
         self._error = ""
 
     def __enter__(self):
-        stops = (signal.SIGTERM, signal.SIGINT)
-        self._handlers = {number: signal.signal(number, self._note) for number in stops}
         return self
 
     def __exit__(self, kind, *_):
-        try:
-            if kind is None:
-                self._settle()
-            elif self._writer:
-                self._writer.join()
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-
-    def _note(self, number, _frame):
-        self._signal = number
+        if kind is None:
+            self._settle()
+        elif self._writer:
+            self._writer.join()
 
     def leave_if_stopped(self, progress):
         """Save and end this process if any rank was told to stop.
@@ -128,7 +120,7 @@ class Checkpoints:
         Ranks notice a stop at different steps, and all must leave after the same step. So they ask
         one another in every step, which costs little: it is one number.
         """
-        number = torch.tensor(self._signal)
+        number = torch.tensor(max(self.stops, default=0))
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group)
         if not number:
             return

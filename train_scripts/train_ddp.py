@@ -9,6 +9,12 @@ SM_MODEL_DIR. A stopped job resumes where it was, and ends with the same weights
 stopped: on CPU to the last bit. train_hymenoptera.py is the same for pictures.
 """
 
+import signal
+
+stops = []  # signals that told this rank to stop; first of all, since the imports take seconds
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: stops.append(number))
+
 import argparse
 import os
 
@@ -69,7 +75,7 @@ def train(args, device):
     progress = Progress(device)
     made_for = {"script": "train_ddp", "model": str(model), "lr": args.lr, "seed": args.seed}
     parts = {"model": model, "optimizer": optimizer}
-    with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
+    with Checkpoints(args.checkpoint_dir, made_for, parts, stops) as checkpoints:
         checkpoints.load(progress)
         for epoch in range(progress.epoch, args.epochs):
             sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order

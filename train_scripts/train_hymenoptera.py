@@ -11,6 +11,12 @@ script nor torchvision; metrics and pictures to SM_OUTPUT_DATA_DIR. It needs che
 it and torchvision, and matplotlib for the pictures.
 """
 
+import signal
+
+stops = []  # signals that told this rank to stop; first of all, since the imports take seconds
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: stops.append(number))
+
 import argparse
 import hashlib
 import json
@@ -246,7 +252,7 @@ def train(args, device):
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": classes}
     made_for.update(lr=args.lr, lr_step=args.lr_step, seed=args.seed)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
+    with Checkpoints(args.checkpoint_dir, made_for, parts, stops) as checkpoints:
         checkpoints.load(progress)
         to_see = len(pictures) * (args.epochs - progress.epoch) - progress.samples
         for epoch in range(progress.epoch, args.epochs):

@@ -15,9 +15,13 @@ All four compute the same, except for rounding. A stopped job resumes where it w
 four and any number of ranks that fits. It needs only torch, 2.6 or later.
 """
 
+import signal
+
+stops = []  # signals that told this rank to stop; first of all, since the imports take seconds
+signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
+
 import argparse
 import os
-import signal
 import sys
 import time
 
@@ -249,15 +253,13 @@ def train(args, device):
     model, optimizer, compute = make(args, device)
     made_for = {name: getattr(args, name) for name in (*MODEL, "lr", "seed")}
     checkpoints = ShardedCheckpoints(args.checkpoint_dir, made_for, model, optimizer)
-    told = []  # to stop
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     for step in range(checkpoints.load(), args.steps):
         loss = compute(*(tokens.to(device) for tokens in make_batch(args, step)))
         optimizer.step()
         optimizer.zero_grad()
         # Over all ranks: the sum of losses, the number of losses, the number of ranks told to stop.
         known = loss is not None
-        sums = torch.tensor([loss if known else 0.0, known, len(told)], device=device)
+        sums = torch.tensor([loss if known else 0.0, known, len(stops)], device=device)
         dist.all_reduce(sums)
         total, count, stop = sums.tolist()
         if dist.get_rank() == 0:
