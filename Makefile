@@ -51,7 +51,7 @@ $(MKDOCS): docs/requirements.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet --requirement docs/requirements.txt
 	@touch $@
 
-# A job of which one rank fails, on one host; README.md shows what it prints. It should exit with 1.
+# One rank of a two-host job fails; README.md shows what it prints. It should exit with 1.
 failure: $(TORCHRUN)
 	$(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/failure -- \
 		examples/loss_is_nan.py; test $$? = 1
@@ -82,16 +82,16 @@ docs: $(MKDOCS)
 	@echo "the site is in site/: open site/index.html"
 
 # What a release consists of, made anew.
-dist: $(PYTEST)
+dist: $(LAUNCHER)
 	rm -rf dist/*.tar.gz dist/*.whl
 	$(BIN)/pyproject-build -qq --no-isolation
 	@rm -rf *.egg-info
-	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
 
-check: $(PYTEST)
+check: $(PYTEST) dist
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
 
 # What pip does not bring, and this machine lacks: one line, before anything is installed.
 needs-%:

@@ -1,4 +1,4 @@
-"""A job of which one rank fails, on one host: what becomes of the others, and what they report.
+"""One rank of a two-host job fails: what becomes of the others, and what they report.
 
 sm-launch local --hosts 2 --nproc-per-node 2 -- examples/loss_is_nan.py
 

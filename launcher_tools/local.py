@@ -106,7 +106,8 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
     """Return the lines about arguments that SageMaker would pass in another form, or not at all."""
     changed = local_setup.changes(args, passed)
     if changed:
-        return [f"as SDK v2 would pass them: {join_and_count(changed[:5], len(changed[5:]))}."]
+        values = join_and_count(changed[:5], len(changed[5:]))
+        return [f"as SDK v2 would pass them: {values}; sorted by name."]
     if not refused:
         return []
     return [

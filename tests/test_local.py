@@ -321,7 +321,8 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
         SM_MODEL_DIR="/elsewhere",
     )
     folder = run_dir(done)
-    assert "as SDK v2 would pass them: --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
+    passed = "as SDK v2 would pass them: --lr 1e-3 becomes --lr 0.001; sorted by name.\n"
+    assert passed in done.stderr
     for host in ("algo-1", "algo-2"):
         said = " ".join(lines_of(done.stdout, host)).replace("'", "")
         base = tmp_path / folder / host
