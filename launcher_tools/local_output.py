@@ -31,11 +31,20 @@ _MOST_WAITING = 16  # pieces of output, for a reader
 _PATIENCE_SECONDS = 5
 
 
-class OutputLines:
-    """One stream of bytes. Text that `\\r` overwrites is gone, as on a terminal."""
+class Log:
+    """A host's log of one of its streams. Text that `\\r` overwrites is gone, as on a terminal.
 
-    def __init__(self) -> None:
+    `number` is the host's; `fd` is where it is printed, with a prefix before each line.
+    """
+
+    def __init__(self, number: int, fd: int, path: str, prefix: bytes) -> None:
+        self.number, self.fd, self.prefix = number, fd, prefix
+        self.file = os.open(path, os.O_RDONLY)  # to the very end
         self._tail = b""
+
+    def changed(self) -> int:
+        """Return when it was last written to, in nanoseconds."""
+        return os.fstat(self.file).st_mtime_ns
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add data; return the complete lines, without newlines."""
@@ -65,25 +74,13 @@ def _last(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class _Log:
-    """A host's log of one of its streams."""
-
-    def __init__(self, number: int, fd: int, path: str, prefix: bytes) -> None:
-        self.number, self.fd, self.prefix = number, fd, prefix
-        self.file = os.open(path, os.O_RDONLY)  # to the very end
-        self.lines = OutputLines()
-
-    def changed(self) -> int:
-        return os.fstat(self.file).st_mtime_ns
-
-
 class Output:
     """This process's stdout and stderr, for all hosts."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
         self._colours = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        self._logs: list[_Log] = []
+        self._logs: list[Log] = []
         self._bar: tuple[int, bytes] | None = None  # on the screen: where, and what
         self._writer = Writer(lambda data: write_all(data[0], data[1:]))
         self._patience = math.inf
@@ -95,7 +92,7 @@ class Output:
             if fd in self.terminals and self._colours:
                 colour = _COLOURS[(number - 1) % len(_COLOURS)]
                 prefix = b"\x1b[0;%dm%s\x1b[0m" % (colour, prefix)
-            self._logs.append(_Log(number, fd, os.path.join(folder, name), prefix))
+            self._logs.append(Log(number, fd, os.path.join(folder, name), prefix))
 
     def read(self) -> bool:
         """Print what the logs have, as far as a reader keeps up; return whether all is printed.
@@ -103,19 +100,19 @@ class Output:
         In the order of writes, as precisely as the kernel's clock tells. Of output without end it
         is a part: the loop has more to do.
         """
-        for log in sorted(self._logs, key=_Log.changed):
+        for log in sorted(self._logs, key=Log.changed):
             for _ in range(_MOST_WAITING):
                 if self._writer.waiting >= _MOST_WAITING:
                     return False
                 data = os.read(log.file, _MOST)
                 if not data:
                     break
-                self._print(log, log.lines.feed(data))
+                self._print(log, log.feed(data))
             else:
                 return False
         return not self._writer.waiting
 
-    def _print(self, log: _Log, lines: Sequence[bytes]) -> None:
+    def _print(self, log: Log, lines: Sequence[bytes]) -> None:
         self._write(log.fd, b"".join(log.prefix + line + b"\n" for line in lines))
 
     def say(self, text: str) -> None:
@@ -135,7 +132,7 @@ class Output:
         """
         if self._is_read(signals):
             for log in self._logs:
-                self._print(log, log.lines.end())
+                self._print(log, log.end())
             self._write(STDOUT, os.fsencode(text))
             self._is_read(signals)
 
@@ -166,6 +163,6 @@ class Output:
 
     def _next_bar(self) -> tuple[int, bytes] | None:
         for log in sorted(self._logs, key=lambda log: (log.number, log.fd)):
-            if log.fd in self.terminals and log.lines.bar:
-                return log.fd, _NO_WRAP + log.prefix + log.lines.bar + _WRAP
+            if log.fd in self.terminals and log.bar:
+                return log.fd, _NO_WRAP + log.prefix + log.bar + _WRAP
         return None

@@ -27,7 +27,7 @@ from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import OutputLines
+from launcher_tools.local_output import Log
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 LOCAL = [*LAUNCHER, "local"]
@@ -127,7 +127,7 @@ def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
     ],
 )
 def test_lines_and_bars(pieces, lines, rest):
-    stream = OutputLines()
+    stream = Log(1, 1, os.devnull, b"")
     assert [line for piece in pieces for line in stream.feed(piece)] == lines
     assert stream.end() == rest
     assert stream.bar == b""
