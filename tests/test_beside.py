@@ -1,11 +1,10 @@
 """benchmarks/beside.py: the table of recorded figures; and that it still runs."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import REPO, completed
 
 BESIDE = [sys.executable, str(REPO / "benchmarks" / "beside.py")]
 RECORDED = {
@@ -48,9 +47,8 @@ TABLE = """\
 def test_recorded_figures_become_a_table(tmp_path):
     recorded = tmp_path / "recorded.json"
     recorded.write_text(json.dumps(RECORDED))
-    argv = [*BESIDE, "--read", str(recorded)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = completed(*BESIDE, "--read", recorded, timeout=60)
+    assert done.stderr == ""
     about, table = done.stdout.split("\n\n")
     assert about == "\n".join(RECORDED["about"])
     head, rule, rows = table.split("\n", 2)
@@ -67,8 +65,7 @@ def test_a_quick_look_leaves_no_process(tmp_path):
     written = tmp_path / "found.json"
     argv = [*BESIDE, "--figure", "start-1x2", "stop", "failure", "--of", "torchrun", "sm-launch"]
     argv += ["--rounds", "1", "--patience", "5", "--write", str(written)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
+    done = completed(*argv, timeout=110)
     values = json.loads(written.read_text())["values"]
     assert list(values) == ["start-1x2", "stop", "failure"]
     assert values["failure"]["torchrun"] == ["never"], done.stderr

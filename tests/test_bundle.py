@@ -92,11 +92,8 @@ def test_whatever_it_is_called(script, one_file, pretend_torch, place):
 def test_pythons_options(script, one_file, options):
     """-I and -E leave PYTHONPATH out, and so torch may be missing: a line of the program's own."""
     script("")
-    done = subprocess.run(
-        [sys.executable, *options, one_file, "--launcher-help"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: sm-launch")
+    done = launch(sys.executable, *options, one_file, "--launcher-help")
+    assert done.stdout.startswith("usage: sm-launch") and done.stderr == ""
 
 
 def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(

@@ -13,7 +13,7 @@ import textwrap
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, ended_by, write_config
+from conftest import LAUNCHER, REPO, completed, ended_by, write_config
 
 from launcher.run.supervisor import ready
 
@@ -166,8 +166,7 @@ def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, 
     if "ValueError" in end:
         assert frames[0] == "Traceback (most recent call last):"
         assert f'File "{path}", line' in frames[1] and "inner()" in host.failure
-        plain = {"capture_output": True, "text": True, "env": {**os.environ, "RANK": "1"}}
-        assert subprocess.run([sys.executable, str(path)], **plain).stderr in host.err
+        assert completed(sys.executable, path, code=1, RANK="1").stderr in host.err
     assert f"launcher: stopping this host's ranks: {head}\n" in host.err
     assert host.leftovers() == []
 
@@ -288,9 +287,8 @@ def test_a_line_of_the_log_is_one_write():
 
 @pytest.mark.more
 def test_the_benchmark_of_its_own_cost_still_runs():
-    argv = [sys.executable, str(REPO / "benchmarks" / "overhead.py"), "--pairs", "1"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    overhead = REPO / "benchmarks" / "overhead.py"
+    done = completed(sys.executable, overhead, "--pairs", "1", timeout=100)
     assert done.stdout.count("\n|") == 10  # eight figures below the head
 
 

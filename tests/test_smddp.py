@@ -1,12 +1,11 @@
 """SMDDP's PyTorch API and backend: the launcher's own implementation, and AWS's where it is."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import SYSTEMS
+from conftest import SYSTEMS, completed
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
@@ -91,11 +90,7 @@ def site_packages(tmp_path, monkeypatch) -> Path:
 def imported(name="smdistributed.dataparallel.torch", **environment: str) -> str:
     """Return the file that a Python finds for a module, without importing it."""
     code = f"import importlib.util; print(importlib.util.find_spec({name!r}).origin)"
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, **environment}
-    return subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
+    return completed(sys.executable, "-c", code, **environment).stdout.strip()
 
 
 LAYOUTS = {

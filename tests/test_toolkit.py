@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from conftest import write_config
+from conftest import completed, write_config
 
 from launcher.errors import LaunchError
 from launcher.job import toolkit
@@ -73,9 +72,7 @@ def test_arguments_and_variables_are_the_toolkits(base, resources):
     folder = base(resources=resources)
     environ = {**os.environ, "SAGEMAKER_BASE_DIR": folder, "AWS_DEFAULT_REGION": "us-east-1"}
     environ["TRAINING_JOB_NAME"] = "job"
-    real = subprocess.run(
-        [sys.executable, "-c", REAL], env=environ, capture_output=True, check=True, text=True
-    )
+    real = completed(sys.executable, "-c", REAL, **environ)
     args, variables, job_name = json.loads(real.stdout.splitlines()[-1])
     config = toolkit.read_config(environ)
     assert toolkit.to_cmd_args(config.hyperparameters) == args
