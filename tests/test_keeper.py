@@ -303,34 +303,6 @@ def test_what_has_said_why_it_ends_gets_the_signal_of_a_stop_alone(start):
     assert kept.wait("ended")["response"] == "handles"
 
 
-SAVES_UNTIL_TOLD = """
-import os, signal, sys, time
-def save(*_):
-    print("saves", flush=True)
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    sys.exit(3)
-signal.signal(signal.SIGTERM, save)
-print("runs", flush=True)
-time.sleep(3600)
-"""
-
-
-def test_a_keeper_that_is_to_leave_ends_its_rank_first(start):
-    """A launcher that was suspended reads both commands at once."""
-    kept = start(SAVES_UNTIL_TOLD)
-    kept.run()
-    printed("runs")
-    kept.end(waits=True)
-    kept.send(leave=7)
-    printed("saves")
-    open("go", "w").close()
-    assert kept.wait("ended")["code"] == 3
-    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
-    assert kept.process.wait(SECONDS) == 7
-    poll(nothing_is_left)
-
-
 # What a script leaves behind.
 
 DAEMON = """

@@ -137,9 +137,10 @@ class EndRanks(NamedTuple):
 
 
 class LeaveRanks(NamedTuple):
-    """Have all keepers leave when they have nothing to end, and their stubs end with a code."""
+    """Have keepers leave, and their stubs end with a code: all, or those of `ranks`."""
 
     exit_code: int
+    ranks: Sequence[int] | None = None
 
 
 class KillTorchrun(NamedTuple):

@@ -155,7 +155,6 @@ class Keeper:
         # The current end; when its next step, and its SIGKILL, are due.
         self._steps: Iterator[float] | None = None
         self._due = self._deadline = NEVER
-        self._leaves_with = -1  # the stub's exit code, when the end is over; -1: it stays
         self._prepare()
         # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
         folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
@@ -377,8 +376,6 @@ class Keeper:
 
             shutil.rmtree(self._run_dir, ignore_errors=True)
             self._leave(1)
-        elif self._leaves_with >= 0:
-            self._leave(self._leaves_with)
 
     def _signal_group(self) -> set[int]:
         """Send the stop to the script's children in its group; return who has had SIGTERM."""
@@ -390,11 +387,8 @@ class Keeper:
                     found.add(pid)
         return found if script.signal == signal.SIGTERM else set()
 
-    def _leave(self, code: int) -> None:
-        """Exit, once an end is over that is under way, and have the stub exit with a code."""
-        if self._steps:
-            self._leaves_with = code
-            return
+    def _leave(self, code: int) -> NoReturn:
+        """Exit, and have the stub exit with a code."""
         for pid in below(os.getpid()):
             send(pid, signal.SIGKILL)
         with suppress(OSError):  # torchrun has killed it

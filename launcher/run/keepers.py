@@ -92,10 +92,10 @@ class Keepers:
         running = [one for one in self._keepers_of() if one.pid]
         self._send({"ask": request}, [one for one in running if pids is None or one.pid in pids])
 
-    def leave(self, exit_code: int) -> None:
-        """Command all keepers to leave."""
+    def leave(self, exit_code: int, ranks: Sequence[int] | None = None) -> None:
+        """Command all keepers to leave, or those of some ranks."""
         self._leaves = True
-        self._send({"leave": exit_code}, self._keepers_of())
+        self._send({"leave": exit_code}, self._keepers_of(ranks))
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""

@@ -49,7 +49,6 @@ from launcher.text.words import Log, plural, signal_name
 from launcher.watch.progress import CollectStacks
 
 # All in seconds.
-CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for killed processes to be gone
@@ -67,10 +66,10 @@ def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while all ranks run."""
     phase = state.phase
     if isinstance(phase, Running):
-        _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
+        _, wait = ranks.to_count(state.ranks, -math.inf)
         return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
-        return phase.warn_at
+        return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
 
 
@@ -119,7 +118,7 @@ def ended(state: State, event: End, now: float) -> Step:
         said = (Note("ending", cause=event.result.text),)
     if isinstance(phase, Ending) and (why is not Why.STOP or phase.why is Why.STOP):
         why = phase.why if phase.why is Why.STOP else why
-        return _if_clear(state, phase._replace(why=why, command=event.number), said)
+        return _if_clear(state, phase._replace(why=why, command=event.number), said, now)
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
         # The first host has logged who is absent.
@@ -152,12 +151,13 @@ def left(state: State, event: Leave, now: float) -> Step:
     if phase.why is Why.STOP and _is_success(state) and state.job.plan.runner:
         # The program still works, and the stop came after all ranks of all hosts had succeeded.
         state = state._replace(result=stopped(phase.number))
+    by = phase.deadline + GONE_SECONDS
+    if phase.open and now < by:  # the others do not wait, or are lost; but ranks here are saving
+        return state._replace(phase=phase._replace(leave_by=by)), ()
     code = 0 if _is_success(state) else 1
-    if not state.torchrun_runs or (code and (phase.open or not state.job.plan.tees)):
-        # torchrun would log much about the ends of its stubs. If ranks are still being ended, this
-        # launcher was suspended, and the others did not wait: their keepers leave after that.
-        since = max(now, phase.deadline) if phase.open else now
-        state, actions = _kill_torchrun(state, phase.why, since)
+    if not state.torchrun_runs or (code and not state.job.plan.tees):
+        # torchrun would log much about the ends of its stubs.
+        state, actions = _kill_torchrun(state, phase.why, now)
         return state, (*actions, events.LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
     if not code and state.job.plan.runner:
@@ -173,9 +173,9 @@ def alone(state: State, event: Alone, now: float) -> Step:
     return state, (*ends, *leaves)
 
 
-def _kill_torchrun(state: State, why: Why, since: float) -> Step:
-    """Kill torchrun if it still runs; from `since` wait for what is left, as of a killed keeper."""
-    by = since + state.grace(Why.FAILURE) + GONE_SECONDS
+def _kill_torchrun(state: State, why: Why, now: float) -> Step:
+    """Kill torchrun if it still runs; wait for what is left, perhaps of a killed keeper."""
+    by = now + state.grace(Why.FAILURE) + GONE_SECONDS
     state = state._replace(phase=Leaving(why, by, is_killed=True))
     return state, (events.KillTorchrun(),) if state.torchrun_runs else ()
 
@@ -229,7 +229,7 @@ def _interrupted(state: State, now: float) -> Step:
     state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
     state, kill = _kill_torchrun(state, Why.STOP, now)
     said = Log(f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s: killing the job at once.")
-    return state, (said, *end, *kill, events.LeaveRanks(1))
+    return state, (said, *end, *kill)
 
 
 # The end of ranks.
@@ -249,7 +249,7 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     if why is Why.STOP:
         said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
     state, end = _end_ranks(state, number, grace, now, waits=why is Why.STOP)
-    state, actions = _if_clear(state, ending)
+    state, actions = _if_clear(state, ending, (), now)
     return state, (*said, *end, *actions)
 
 
@@ -261,12 +261,16 @@ def _end_ranks(state: State, number: int, grace: float, now: float, **how: bool)
     return state, (end,) if state.ranks else ()
 
 
-def _if_clear(state: State, phase: Ending, before: Actions = ()) -> Step:
+def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL:
         return state, before
-    return state, (*before, _report_of_end(state, phase))
+    done = (*before, _report_of_end(state, phase))
+    if not (phase.leave_by < math.inf and state.result):
+        return state, done
+    state, actions = left(state, Leave(state.result), now)
+    return state, (*done, *actions)
 
 
 def _report_of_end(state: State, phase: Ending) -> Cleared:
@@ -285,6 +289,8 @@ def _report_of_end(state: State, phase: Ending) -> Cleared:
 def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
+    if isinstance(phase, Leaving):  # it was killed at once
+        return state, (events.LeaveRanks(1, (event.rank,)),)
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
     survivors = phase.survivors + event.survivors
@@ -296,7 +302,7 @@ def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
             held = plural(survivors, "process", "es")
             line = f"{held} of the job survived SIGKILL for 5 s (stuck in the kernel)"
             lines = (Log(f"{line}; giving up on them."),)
-    return _if_clear(state, phase, lines)
+    return _if_clear(state, phase, lines, now)
 
 
 def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
@@ -310,19 +316,18 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
         if event.group_rank and not state.job.cluster.node_rank:
             return state, (note, causes.of_group_rank(state.job.current_host))
         return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
-    return state, (note, events.LeaveRanks(1)) if isinstance(phase, Leaving) else (note,)
+    leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
+    return state, (note, *leave)
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
     """Fail: a rank's keeper was killed."""
-    phase, rank = state.phase, state.ranks.get(event.rank)
-    if rank is None:
-        return state, ()
+    phase, rank = state.phase, state.ranks[event.rank]
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
     actions = (_of_killed(state, rank, "its keeper"),) if state.goes_on else ()
     if isinstance(phase, Ending):
-        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions)
+        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
 
 
@@ -332,11 +337,10 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     If somebody signals all processes of this host, the launcher gets the signal, too: a stop, which
     counts more.
     """
-    rank = state.ranks.get(event.rank)
-    if rank is None or not state.goes_on:
+    if not state.goes_on:
         return state, ()
     if event.number == signal.SIGKILL:  # then torchrun signals the others
-        return state, (_of_killed(state, rank, "its process below torchrun"),)
+        return state, (_of_killed(state, state.ranks[event.rank], "its process below torchrun"),)
     if state.torchrun_ends:
         return state, ()
     error = "it was sent a signal, or ends by itself (see this host's log)"
@@ -355,16 +359,14 @@ def _of_killed(state: State, rank: Rank, what: str) -> Failure:
 def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
     """Note that a rank's script is about to run."""
     times = state.times._replace(trains=min(state.times.trains, now))
-    state = state._replace(times=times, ranks=_updated(state, event, now))
+    state = _updated(state._replace(times=times), event, now)
     return state, (Note("runs", event.rank),)
 
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note a rank's event; its failure may count, or its success may complete this host's."""
-    state = state._replace(ranks=_updated(state, event, now))
-    rank, phase = state.ranks.get(event.rank), state.phase
-    if rank is None:
-        return state, ()
+    state = _updated(state, event, now)
+    rank, phase = state.ranks[event.rank], state.phase
     has_ended = isinstance(event, events.RankEnded)
     notes = _notes_of_end(state, rank) if has_ended else ()
     if isinstance(phase, Ending) and has_ended:
@@ -386,19 +388,17 @@ def _notes_of_end(state: State, rank: Rank) -> Actions:
     return (Note("saved", rank.rank), ended) if has_saved else (ended,)
 
 
-def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
-    return ranks.updated(state.ranks, event, now - state.times.attempt)
+def _updated(state: State, event: ranks.RankEvent, now: float) -> State:
+    rank = ranks.updated(state.ranks[event.rank], event, now - state.times.attempt)
+    return state._replace(ranks={**state.ranks, rank.rank: rank})
 
 
-def _count(state: State, now: float, *, everything: bool = False) -> Step:
+def _count(state: State, now: float) -> Step:
     """Report the ranks whose failures count now."""
-    patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
-    counting, _ = ranks.to_count(state.ranks, now - state.times.attempt, patience)
-    actions: Actions = ()
-    for rank in counting:
-        state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(is_reported=True)})
-        actions += (_failure(state, rank, now),)
-    return state, actions
+    counting, _ = ranks.to_count(state.ranks, now - state.times.attempt)
+    reported = {rank.rank: rank._replace(is_reported=True) for rank in counting}
+    state = state._replace(ranks={**state.ranks, **reported})
+    return state, tuple(_failure(state, rank, now) for rank in counting)
 
 
 def _failure(state: State, rank: Rank, now: float) -> Failure:
@@ -414,10 +414,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
-        counted: Actions = ()
-        if isinstance(phase, Running):
-            state, counted = _count(state, now, everything=True)
-        return state, (*counted, _of_torchrun(state, event, now))
+        return state, (_of_torchrun(state, event, now),)
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -488,6 +485,9 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
         return state, lines + actions
     if not isinstance(phase, Ending):
         return state, ()
+    if now >= phase.leave_by:
+        assert state.result
+        return left(state, Leave(state.result), now)  # a keeper is stuck
     if now < phase.warn_at:
         return state, ()
     said = map(Log, summary.still_running(state, phase.deadline - phase.warn_at))

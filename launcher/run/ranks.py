@@ -15,6 +15,7 @@ from launcher.text.words import named_rank
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
+CONFIRM_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 # A rank departs when its script ends, if its process ends within this time; else with its process.
 EXIT_SECONDS = 5.0
 
@@ -49,11 +50,8 @@ class Rank(NamedTuple):
 Ranks = Mapping[int, Rank]  # by their numbers
 
 
-def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
-    """Return the ranks after an event, `time` seconds since the attempt's start."""
-    rank = ranks.get(event.rank)
-    if rank is None:
-        return ranks
+def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
+    """Return a rank after an event, `time` seconds since the attempt's start."""
     if isinstance(event, RankRuns):
         rank = rank._replace(pid=event.pid)
     elif isinstance(event, ThreadRaised):
@@ -72,7 +70,7 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
         elif rank.end and exit_code >= 0:
             end = rank.end._replace(exit_code=exit_code, words=event.end.words)
             rank = rank._replace(end=end)
-    return {**ranks, rank.rank: rank}
+    return rank
 
 
 def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
@@ -86,23 +84,23 @@ def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
     return Succeeded(rank.rank, age, are_all, alone)
 
 
-def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
+def to_count(ranks: Ranks, time: float) -> tuple[list[Rank], float]:
     """Return the ranks whose failures count now, first failure first, and when the next one may.
 
-    A failure counts when its rank has ended, or `patience` seconds after the report: until
-    then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one
+    A failure counts when its rank has ended, or CONFIRM_SECONDS after the report: until then a
+    sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one
     that is not secondary and may still count, so that they are reported in order.
     """
-    failed = [(rank.failed_at, rank) for rank in ranks.values() if rank.end]
-    counting: list[Rank] = []
-    wait = math.inf
-    for at, rank in sorted(failed, key=lambda one: one[0]):
-        if rank.is_reported or rank.exit_code == 0:
+    failed = [rank for rank in ranks.values() if rank.end and not rank.is_reported]
+    counting, wait = list[Rank](), math.inf
+    for rank in sorted(failed, key=lambda rank: rank.failed_at):
+        by = rank.failed_at + CONFIRM_SECONDS
+        if rank.exit_code == 0:
             continue
-        if rank.exit_code is not None or time >= at + patience:
+        if rank.exit_code is not None or time >= by:
             counting.append(rank)
             continue
-        wait = min(wait, at + patience)
+        wait = min(wait, by)
         if rank.end and cause_of(rank.end) is Cause.OWN:
             break
     return counting, wait

@@ -53,6 +53,7 @@ class Ending(NamedTuple):
     number: int = signal.SIGTERM  # of the signal that ranks get
     survivors: int = 0
     warn_at: float = math.inf  # when to log which ranks still run, and where they are
+    leave_by: float = math.inf  # if the others have left without this host: it leaves when clear
 
 
 class Leaving(NamedTuple):

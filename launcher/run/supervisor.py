@@ -35,7 +35,7 @@ from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade
-from launcher.peers.messages import Cleared, FromMember, Start, Stop
+from launcher.peers.messages import Cleared, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, stops, summary
 from launcher.run.keepers import Keepers
@@ -233,12 +233,8 @@ class Supervisor(Stepping):
 
     def _receive(self, event: Any) -> None:
         """Receive a message from the coordinator, a keeper, or a user at this host."""
-        if isinstance(event, StacksRequest):
-            self._channel.report(event)
-        elif isinstance(event, CollectStacks):
-            self._request_stacks(event)
-        elif isinstance(event, AllStacks):
-            self._reply_stacks(event)
+        if isinstance(event, (StacksRequest, CollectStacks, AllStacks)):
+            self._do(event)  # nothing has to be decided
         else:
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
@@ -281,21 +277,20 @@ class Supervisor(Stepping):
         elif isinstance(action, events.LeaveRanks):
             if self._torchrun and not self._plan.tees:
                 self._torchrun.is_muted = True
-            self._keepers.leave(action.exit_code)
+            self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, CollectStacks):
             self._request_stacks(action)
+        elif isinstance(action, AllStacks):
+            self._reply_stacks(action)
         elif isinstance(action, events.KillTorchrun):
             self._kill_torchrun()
+        elif isinstance(action, Cleared):
+            self._channel.report(action._replace(files=self._files()))
         else:
-            self._report(action)
+            self._channel.report(action)
 
     def _write_note(self, note: Note) -> None:
         self._journal.note(note, self.state.attempt, self._system.now())
-
-    def _report(self, message: FromMember) -> None:
-        if isinstance(message, Cleared):
-            message = message._replace(files=self._files())
-        self._channel.report(message)
 
     def _files(self) -> int:
         """Count the files that SageMaker would upload, after a stop only new ones; -1: unknown."""

@@ -64,7 +64,6 @@ class Keeper(Process):
         # Of the current end.
         self._is_ending, self._number = False, 0
         self._signal, self._response = 0, ""
-        self._leaves_with = -1
         self._deadline = self._leftovers_at = self._stuck_at = math.inf
         self.machine.keepers.append(self)
         self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
@@ -130,9 +129,6 @@ class Keeper(Process):
             self.clock.at(at, self._look)
 
     def _leave(self, code: int) -> None:
-        if self._is_ending:
-            self._leaves_with = code
-            return
         for process in self.below():
             process.signal(signal.SIGKILL)
         self._stub.soon(TELLS, self._stub.end, code)
@@ -173,8 +169,6 @@ class Keeper(Process):
         self._pipe.say({"cleared": {"number": self._number, "survivors": survivors}})
         if not self._pipe.is_open:
             self._leave(1)
-        elif self._leaves_with >= 0:
-            self._leave(self._leaves_with)
 
     def on_end(self) -> None:
         """Have the launcher notice."""
