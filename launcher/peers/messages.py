@@ -34,12 +34,7 @@ from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received
 from launcher.text import wire
 from launcher.text.words import printable
-from launcher.watch.progress import (
-    AllStacks,
-    CollectStacks,
-    NoProgressReport,
-    StacksRequest,
-)
+from launcher.watch.progress import AllStacks, CollectStacks, NoProgressReport, StacksRequest
 
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello fits in its line
 _LONGEST_LINE = 700  # characters of a line for the log
@@ -134,14 +129,7 @@ class Alive(NamedTuple):
     """The sending launcher runs: for the channel, not an event of a state machine."""
 
 
-FromMember = Union[
-    Failure,
-    Succeeded,
-    Stop,
-    Cleared,
-    NoProgressReport,
-    StacksRequest,
-]
+FromMember = Union[Failure, Succeeded, Stop, Cleared, NoProgressReport, StacksRequest]
 FromCoordinator = Union[Welcome, Start, End, Leave, CollectStacks, AllStacks]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
