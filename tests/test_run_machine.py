@@ -247,8 +247,10 @@ def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
     assert host.at(6.0, RankEnded(1, Exit(143), response=handles)).lines == []
 
 
-def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once():
-    host = running().at(5.0, STOP).due(23.0)
+@pytest.mark.parametrize("stop", [(STOP,), (Stop(TERM), ALONE)])
+def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once(stop):
+    """Also where nobody commands it any more."""
+    host = running().at(5.0, *stop).due(23.0)
     assert host.done == [machine.PLACES] and host.lines == [
         "2 ranks still running at the end of the grace period: SIGKILL follows in 2 s."
     ]
