@@ -73,12 +73,16 @@ def at_once(
 ) -> dict[str, _T]:
     """Call function(name) for all names, in threads; return the results that come in time.
 
-    A stop ends the wait. A thread that hangs ends with this process.
+    A stop ends the wait. A thread that hangs ends with this process. Raises what a call has raised.
     """
     found: dict[str, _T] = {}
+    errors: list[Exception] = []
 
     def call(name: str) -> None:
-        found[name] = function(name)
+        try:
+            found[name] = function(name)
+        except Exception as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=call, args=[name], daemon=True) for name in names]
     for thread in threads:
@@ -91,6 +95,8 @@ def at_once(
         if signals and signals.stop:
             break
         time.sleep(_POLL_SECONDS)
+    for error in errors:
+        raise error
     return dict(found)
 
 

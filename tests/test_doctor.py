@@ -403,6 +403,11 @@ def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):
     assert "warning  disk       could not be checked within 70 s" in capfd.readouterr().out
 
 
+def test_an_error_of_a_check_is_not_taken_for_a_hang():
+    with pytest.raises(ZeroDivisionError):
+        checks.at_once(lambda name: 1 / 0, ["disk"], 60)
+
+
 # The program itself, with a torch that is only a text
 
 
