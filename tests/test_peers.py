@@ -576,6 +576,16 @@ def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_re
         assert ended(first, 143) == hung
 
 
+def test_a_report_from_before_a_restart_says_nothing_of_this_attempt():
+    first = ready(max_restarts=3, watch=5)
+    first.step(StoreMade(5))
+    first.hears(SECOND, failed(), 38)
+    first.clears(HOSTS, 1, 38)
+    for attempt, due in ((1, math.inf), (2, 40)):
+        first.hears(THIRD, NoProgressReport(attempt, (RETURNED,), 0), 39)
+        assert first.due == due
+
+
 def stacks_of(number, stacks, attempt=1):
     return NoProgressReport(attempt, (), number=number, stacks=stacks)
 
