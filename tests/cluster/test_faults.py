@@ -317,25 +317,6 @@ def test_names_do_not_resolve_for_30_s_and_a_host_comes_60_s_late(fault):
 
 
 @pytest.mark.more
-def test_connections_of_others_up_to_the_last_moment(fault):
-    fault.prepare(dict.fromkeys(range(3), "pass"), hosts=3)
-    for host in fault.job.values():
-        host.write("input/now", "")
-    knock = (
-        "import socket, time\n"
-        "while True:\n"
-        "    try: socket.create_connection(('algo-1', 29401), 1).close()\n"
-        "    except OSError: time.sleep(0.001)\n"
-    )
-    fault.job["algo-2"].write("input/knock.py", knock)
-    fault.job["algo-2"].will_first("timeout 60 python3 /opt/ml/input/knock.py &")
-    fault.begins("algo-1", "algo-2")
-    fault.job["algo-2"].wait_for("rendezvous at algo-1:29400")
-    fault.job.start("algo-3")
-    fault.ends(0, None, 40)
-
-
-@pytest.mark.more
 @pytest.mark.parametrize("what", ["version of torch", "script's arguments"])
 def test_hosts_differ_in_their(fault, what):
     fault.prepare()

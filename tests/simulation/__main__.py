@@ -26,10 +26,9 @@ def one(seed: int, jobs: int) -> tuple[int, str]:
     return (found.jobs, report(found, seed)) if found else (jobs, "")
 
 
-def many(jobs: int, seed: int) -> int:
+def many(jobs: int, seed: int, processes: int) -> int:
     """Run jobs on all cores, with a line that says how far it is."""
     started, done, failed = time.monotonic(), 0, 0
-    processes = len(os.sched_getaffinity(0))
     seeds = range(seed, seed + -(-jobs // OF_A_SEED))
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(one, seed, min(OF_A_SEED, jobs)) for seed in seeds]
@@ -68,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation")
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--replay", metavar="PLAN")
     parser.add_argument("--mistakes", action="store_true")
     chosen = parser.parse_args()
@@ -77,7 +77,7 @@ def main() -> int:
         return 1 if run(plan) else 0
     if chosen.mistakes:
         return how_soon(chosen.jobs)
-    return many(chosen.jobs, chosen.seed)
+    return many(chosen.jobs, chosen.seed, chosen.processes)
 
 
 if __name__ == "__main__":

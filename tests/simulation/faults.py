@@ -62,7 +62,6 @@ class What(Word):
     # The network.
     CUT = "a host is cut off"
     RESET = "a connection is lost"  # both ends are told
-    HALF_OPEN = "a connection is half open"  # the host alone is told
     DELAY = "a host's messages take long"  # `amount` each
     # People, and the platform.
     STOP = "a stop"
@@ -88,8 +87,7 @@ HANGS = (What.TORCHRUN_HANGS, What.TORCHRUN_STUCK, What.KEEPER_HANGS)
 TORCHRUNS = (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED, *KEEPERS, *HANGS)
 STORES = (What.STORE_FAILS, What.STORE_SLOW, What.STORE_KILLED)
 STOPS = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
-CONNECTIONS = (What.RESET, What.HALF_OPEN)
-HOSTS = (What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT, *CONNECTIONS)
+HOSTS = (What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT, What.RESET)
 LOSSES = (*HOSTS, What.LAUNCHER_STOPS)
 PAUSES = (What.LAUNCHER_PAUSES, What.LAUNCHER_STOPS)
 SLOW = (*PAUSES, What.DELAY)

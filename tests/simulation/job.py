@@ -7,7 +7,7 @@ import signal
 from typing import Any, Callable
 
 from simulation.clock import Clock
-from simulation.faults import CONNECTIONS, LASTING, Fault, What
+from simulation.faults import LASTING, Fault, What
 from simulation.keeper import of as keeper_of
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
@@ -126,7 +126,8 @@ class Job:
     def _break_connection(self, fault: Fault, machine: Machine) -> None:
         for end in self.network.of(machine) if machine.number else ():
             self.watch.fault(fault, machine)
-            self.network.break_(end, fault.what)
+            end.times_out()
+            end.peer.times_out()
 
     def _ask_for_stacks(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs and machine.launcher.torchrun:
@@ -139,7 +140,7 @@ class Job:
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     **dict.fromkeys((What.HOST_KILLED, What.HOST_VANISHES), Job._kill_host),
     What.CUT: Job._cut,
-    **dict.fromkeys(CONNECTIONS, Job._break_connection),
+    What.RESET: Job._break_connection,
     What.STACKS: Job._ask_for_stacks,
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulation.faults import What
 from simulation.machine import Machine
 from simulation.system import TIMED_OUT, End, Listener
 
@@ -97,9 +96,3 @@ class Network:
         for end in self.sockets:
             if end.is_open and machine in (end.machine, end.peer.machine):
                 self.job.clock.after(self.job.random.uniform(*GIVES_UP), end.times_out)
-
-    def break_(self, end: Socket, what: What) -> None:
-        """Break one connection as a fault has it; the coordinator's end may find out late."""
-        seconds = self.job.random.uniform(*GIVES_UP) if what is What.HALF_OPEN else 0.0
-        end.times_out()
-        self.job.clock.after(seconds, end.peer.times_out)

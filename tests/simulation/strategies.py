@@ -115,7 +115,7 @@ THEMES = (
           nproc=(1, 2, 4), amounts=(0.2, 1.0, 4.0), apart=APART[:9],
           first=((What.STARTS_SLOWLY, *LAUNCHER[1:], STOP),)),
     # Stops amid which torchruns, hosts and launchers are lost.
-    Theme(*TORCHRUN, What.CUT, What.HOST_KILLED, What.HALF_OPEN, What.LAUNCHER_FAILS, STOP,
+    Theme(*TORCHRUN, What.CUT, What.HOST_KILLED, What.RESET, What.LAUNCHER_FAILS, STOP,
           What.LAUNCHER_STOPS, first=(STOPS[:3],), at_stop=(AtStop.SAVES, AtStop.IGNORES)),
 )  # fmt: skip
 
