@@ -313,8 +313,7 @@ class Supervisor(Stepping):
             has_name = self._channel.own_name_resolves
             plan = reached_at(plan, job, self._channel.own_address, environ, has_name=has_name)
             environ.update(plan.environment)
-        run_dir = os.path.abspath(self._folder)  # a relative TMPDIR is this process's
-        # torchrun leaves a log folder behind; it is removed with the job's folder.
+        run_dir = self._folder  # torchrun leaves a log folder behind; that goes with it
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
         environ["PYTHONSAFEPATH"] = "1"
