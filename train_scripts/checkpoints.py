@@ -282,6 +282,7 @@ def end_host(message):
     torchrun reports the rank that ended first, and ends the others.
     """
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(5)
         sys.exit(1)
     sys.exit(message)

@@ -38,6 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 def refuse(why):
     """End this rank with exit code 2, as all ranks do; the first of this host says why."""
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(5)  # torchrun reports the rank that ended first, and ends the others
     else:
         print(f"train_transformer.py: {why}", file=sys.stderr, flush=True)
