@@ -28,7 +28,7 @@ HELP = f"""\
 usage: sm-launch timeline DIR [-o PAGE] [--text]
 
 Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder given to
---launcher-log-dir, or the run folder of sm-launch local.
+--launcher-log-dir or, if there was none, the run folder of sm-launch local.
 
   -o PAGE  the page to write (default: DIR/{PAGE}), one HTML file that needs no network
   --text   print the timeline as text instead
@@ -75,7 +75,7 @@ def read(folder: str) -> Timeline:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise LaunchError(
             f"no host's {NAME} in {folder}{why}; expected the folder given to "
-            "--launcher-log-dir, or the run folder of sm-launch local."
+            "--launcher-log-dir or, if there was none, the run folder of sm-launch local."
         )
     found = timeline(logs, [printable(note) for note in notes])
     events = [event._replace(output=_output(folder, event.line)) for event in found.events]
@@ -158,11 +158,9 @@ def text(found: Timeline, columns: int) -> list[str]:
 
 def title(found: Timeline) -> str:
     """Return how a job ended, in a line."""
-    restarts = f" after {plural(found.attempts - 1, 'restart')}" if found.attempts > 1 else ""
+    after = f" after {plural(found.attempts - 1, 'restart')}" if found.attempts > 1 else ""
     cause = f": {found.cause}" if found.cause else ""
-    return (
-        f"{found.job or 'job'} ({found.size}) {found.how}{restarts}, {lasted(found.seconds)}{cause}"
-    )
+    return f"{found.job or 'job'} ({found.size}) {found.how}{after}, {lasted(found.seconds)}{cause}"
 
 
 def _label(lane: Lane) -> str:
@@ -197,8 +195,9 @@ def _strip(found: Timeline, lane: Lane, width: int) -> str:
 def _happened(found: Timeline) -> Iterator[str]:
     """Yield the events, in order, with tracebacks and stacks."""
     for event in found.events:
-        yield f"{found.clock(event.line.seconds)}Z  {event.kind}: {event.summary}"
-        if event.is_root or event.kind != "failed":  # the page folds the tracebacks of others
+        most = 160 if event.kind == "also failed" else None  # the page has the rest
+        yield f"{found.clock(event.line.seconds)}Z  {event.kind}: {event.summary[:most]}"
+        if event.kind != "also failed":
             yield from (f"{'':11}{line}" for line in event.line.text.splitlines())
-        if event.is_root and event.output:
+        if event.kind == "failed" and event.output:
             yield f"{'':11}output: {event.output}"

@@ -10,8 +10,9 @@ placed by its time of day.
 import collections
 import datetime
 import re
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from launcher.text.protocol import decoded
@@ -33,12 +34,14 @@ class Kind(NamedTuple):
 # In the order of the legend.
 KINDS: Mapping[str, Kind] = {
     "joining": Kind("j", "#b9c2cc", "#616d79", "the host waits until all hosts have joined"),
-    "start": Kind("-", "#8fbfe6", "#4d7ea8", "torchrun and the rank are starting, not the script"),
+    "starting": Kind("-", "#8fbfe6", "#4d7ea8", "torchrun and the rank start, not yet the script"),
     "training": Kind("=", "#2f78b7", "#62a8e0", "the script runs"),
     "waiting": Kind("w", "#f0a202", "#f5b335", "the rank makes no progress, as the log reports"),
-    "saving": Kind("s", "#2e9e6b", "#4fc08d", "the job was stopped, and the rank has its grace"),
+    "absent": Kind("a", "#2f78b7", "#62a8e0", "others wait for the rank, which makes no progress"),
+    "saving": Kind("s", "#2e9e6b", "#4fc08d", "the job was stopped; the rank saved, and ended"),
+    "stopping": Kind("t", "#9aa5b0", "#77838f", "the job was stopped; the rank has its grace"),
     "ending": Kind("x", "#d98880", "#b0615a", "the job has failed, and the rank is being stopped"),
-    "restart": Kind("r", "#a887d1", "#a387d0", "the rank is stopped, or waits to be restarted"),
+    "restarting": Kind("r", "#a887d1", "#a387d0", "the rank is stopped, or waits to be restarted"),
     "ended": Kind(".", "#e4e8ec", "#2b343d", "the rank has ended; others have not"),
     "unknown": Kind(" ", "#fff", "#14191f", "the host has not started, or it is lost"),
 }
@@ -46,9 +49,9 @@ KINDS: Mapping[str, Kind] = {
 MARKS = {"failed": "X", "stalled": "!", "saved": "v", "stop": "S", "restart": "R", "lost": "L"}
 _LISTED = (*MARKS, "stacks", "continued", "ended")
 # What a rank does after an event; after some, only if its script runs, or is about to.
-_BECOMES = {"began": "joining", "attempt": "start", "runs": "training", "ended": "ended"}
-_BECOMES |= {"restart": "restart", "lost": "unknown"}
-_ENDS = {"stop": "saving", "ending": "ending"}
+_BECOMES = {"began": "joining", "attempt": "starting", "runs": "training", "ended": "ended"}
+_BECOMES |= {"restart": "restarting", "lost": "unknown"}
+_ENDS = {"stop": "stopping", "ending": "ending"}
 _STALLS = ("stalled", "continued")
 
 
@@ -70,8 +73,9 @@ class Line(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The cause and the exit code."""
+        """The cause and the exit code, which a failure's text may have."""
         code = "" if self.exit_code is None else f"exit code {self.exit_code}"
+        code = "" if self.text.startswith(code) else code
         return f"{self.cause} ({code})" if self.cause and code else self.cause or code
 
 
@@ -94,12 +98,11 @@ class Event(NamedTuple):
 
     line: Line
     where: str  # the host, the rank, or all of them
-    is_root: bool  # the failure that ended its attempt
     output: str = ""  # the file with its output
 
     @property
     def kind(self) -> str:
-        """What has happened, as in events.jsonl."""
+        """What has happened, as in events.jsonl; or `also failed`, or `unsaved`."""
         return self.line.event
 
     @property
@@ -156,12 +159,12 @@ class Timeline(NamedTuple):
         return time.strftime(form, time.gmtime(self.utc + at))
 
     def means(self) -> dict[str, float]:
-        """Return a rank's average seconds of each kind that comes to more than a moment."""
+        """Return a rank's average seconds of each kind that can be seen beside the others."""
         means = dict.fromkeys(KINDS, 0.0)
         for lane in self.lanes:
             for bar in lane.bars:
                 means[bar.kind] += bar.seconds / len(self.lanes)
-        return {kind: mean for kind, mean in means.items() if mean >= 0.05}
+        return {kind: mean for kind, mean in means.items() if mean >= max(0.05, self.seconds / 100)}
 
 
 def parsed(text: str) -> tuple[list[Line], int]:
@@ -294,72 +297,104 @@ def _lane(host: str, rank: Optional[int], here: Sequence[Line], end: float) -> L
     kind = stall = ended = ""
     bars = [Bar("unknown", 0.0, 0.0, 0, "not started")]
     for line in sorted(here, key=lambda line: line.since):
-        if not (rank in line.ranks if line.event in _STALLS else line.rank in (None, rank)):
+        if line.event not in _STALLS and line.rank not in (None, rank):
             continue
-        kind = _next(kind, line)
-        if line.event in (*_STALLS, "attempt"):
-            stall = (line.cause or "no progress") if line.event == "stalled" else ""
+        kind, stall = _next(kind, line), _stall(stall, rank, line)
+        if line.event == "saved" and kind == "stopping":
+            kind = "saving"
+            bars[-1] = bars[-1]._replace(kind=kind)
         elif line.event == "ended" and line.rank is not None and line.exit_code is not None:
             code = line.exit_code
             ended = f"exit {code}" if code >= 0 else signal_name(-code).split()[0]
-        shown = "waiting" if kind == "training" and stall else kind or "unknown"
+        shown = stall if kind == "training" and stall else kind or "unknown"
         if shown != bars[-1].kind or line.event == "attempt":
             at = min(max(0.0, line.since), end)
-            bars.append(Bar(shown, at, 0.0, line.attempt, stall or line.words))
+            if stall:  # its bar's words do not say how long; those of later bars do not repeat it
+                cause = line.cause.split(": ", 1)[-1] if line.event == "stalled" else ""
+                line = line._replace(cause=cause)
+            bars.append(Bar(shown, at, 0.0, line.attempt, line.words))
     stops = [*(bar.start for bar in bars[1:]), end]
     bars = [bar._replace(seconds=stop - bar.start) for bar, stop in zip(bars, stops)]
     return Lane(host, rank, [bar for bar in bars if bar.seconds > 0], ended)
 
 
+def _stall(stall: str, rank: Optional[int], line: Line) -> str:
+    """Return what a rank whose script runs does in a stall, after a line; "": there is none."""
+    if line.event == "stalled" and rank is not None:
+        return "waiting" if rank in line.ranks else "absent" if rank == line.rank else stall
+    ends = line.event == "continued" and (rank in line.ranks or stall == "absent")
+    return "" if ends or line.event == "attempt" else stall
+
+
 def _next(kind: str, line: Line) -> str:
     """Return what a rank does after a line."""
     if line.event in _ENDS:
-        return _ENDS[line.event] if kind in ("start", "training") else kind
-    if line.event == "ended" and kind == "restart" and line.rank is not None:
+        return _ENDS[line.event] if kind in ("starting", "training") else kind
+    if line.event == "ended" and kind == "restarting" and line.rank is not None:
         return kind
     return _BECOMES.get(line.event, kind)
 
 
 def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
     """Return the events, those of several hosts or ranks once; and the marks."""
-    roots = _roots(lines)
-    everyone = {
-        "hosts": len({line.host for line in lines}),
-        "ranks": len({line.rank for line in lines} - {None}),
-    }
+    hosts, ranks = len({line.host for line in lines}), len({line.rank for line in lines} - {None})
     same: dict[tuple[object, ...], list[Line]] = {}
-    for line in sorted(lines, key=_place_in_list):
-        if line.event in _LISTED and (line.event != "ended" or line.rank is None):
-            same.setdefault((line.event, line.attempt, line.cause), []).append(line)
+    for line in _listed(lines):
+        same.setdefault((line.event, line.attempt, line.cause), []).append(line)
     events: list[Event] = []
     marks: Marks = collections.defaultdict(list)
     for first, *others in same.values():
         for line in (first, *others):
-            if line.event in MARKS and (line.event != "failed" or line in roots):
+            if line.event in MARKS:
                 marks[line.host, line.rank].append((line.seconds, len(events)))
-        where, which = first.host, "hosts"
+        where = plural(len(first.ranks), "rank") if first.ranks else first.host
+        which, number = ("hosts", hosts) if first.rank is None else ("ranks", ranks)
         if first.rank is not None:
-            where, which = f"{where}, rank {first.rank}", "ranks"
-        if others and len(others) + 1 == everyone[which]:
+            where = f"{first.host}, rank {first.rank}"
+        if first.event == "stacks":
+            where = "all ranks"
+        elif others and len(others) + 1 == number:
             where = f"all {which}"
         elif others:
             where += f" and {len(others)} more"
         shown = first._replace(cause="") if first.event == "ended" else first  # the head has it
-        events.append(Event(shown, where, first in roots))
+        events.append(Event(shown, where))
     return events, marks
 
 
-def _place_in_list(line: Line) -> tuple[int, float]:
-    """Put a restart after its failure, even if another host's clock is a moment ahead."""
-    return line.attempt, line.seconds + (1.0 if line.event == "restart" else 0.0)
+def _listed(lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield the lines that are listed, in order; a restart after the failures of its attempt."""
+    roots, saved = _roots(lines), {line.rank for line in lines if line.event == "saved"}
+    stop = min((line.seconds for line in lines if line.event == "stop"), default=float("inf"))
+    least = {(line.attempt, "restart"): line.seconds for line in lines if line.event == "failed"}
+
+    def place(line: Line) -> tuple[int, float, bool]:
+        at = max(line.seconds, least.get((line.attempt, line.event), 0.0))
+        return line.attempt, at, line.event == "restart"
+
+    for line in sorted(lines, key=place):
+        code = line.exit_code or 0
+        if line.event == "failed" and line.cause != roots[line.attempt]:
+            yield line._replace(event="also failed")
+        elif line.event == "ended" and line.rank is not None:
+            # Python ends by SIGINT after a KeyboardInterrupt, too, at which a script may save.
+            if (
+                line.seconds >= stop
+                and line.rank not in saved
+                and code < 0
+                and code != -signal.SIGINT
+            ):
+                yield line._replace(event="unsaved", cause=signal_name(-code), exit_code=None)
+        elif line.event in _LISTED:
+            yield line
 
 
-def _roots(lines: Sequence[Line]) -> list[Line]:
-    """Return, for each attempt, the failure that ended it: the one that the hosts name."""
-    roots = []
+def _roots(lines: Sequence[Line]) -> dict[int, str]:
+    """Return, for each attempt, the cause of the failure that ended it, which the hosts name."""
+    roots = {}
     for attempt in {line.attempt for line in lines if line.event == "failed"}:
         here = [line for line in lines if line.attempt == attempt]
         named = " ".join(line.cause for line in here if line.event in ("restart", *_ENDS, "ended"))
-        failed = [line for line in here if line.event == "failed"]
-        roots.append(next((line for line in failed if line.cause[:100] in named), failed[0]))
+        failed = [line.cause for line in here if line.event == "failed"]
+        roots[attempt] = next((cause for cause in failed if cause[:100] in named), failed[0])
     return roots

@@ -37,17 +37,15 @@ body { --label: clamp(9.6rem, var(--chars) * .6rem + 5.5rem, 18rem);
 h1, h2 { font-size: 1.15rem; margin: .8rem 0 .2rem; overflow-wrap: anywhere; }
 p { margin: .2rem 0; overflow-wrap: anywhere; max-width: 75rem; }
 .soft, .legend, .ticks, .rank .label, time { color: var(--soft); }
-p.failed b, .root b, .rank.root .label { color: var(--bad); font-weight: 700; }
+p.failed b, li[class=failed] b, .rank.root .label { color: var(--bad); }
 .tools, .legend { display: flex; flex-wrap: wrap; gap: .3rem .9rem; align-items: center;
   margin: .5rem 0; padding: 0; list-style: none; }
 .tools > * { font: inherit; color: inherit; background: var(--page); border: 1px solid var(--line);
   border-radius: 4px; padding: .2rem .6rem; min-height: 2rem; }
 #filter { flex: 0 1 19rem; min-width: 8rem; } #count { border: 0; }
-:focus-visible { outline: 2px solid light-dark(#0b57d0, #8ab4f8); outline-offset: 1px; }
 .icon { width: 20px; height: 20px; fill: none; stroke: var(--ink); stroke-width: 2.6px; }
 .icon .edge { stroke: var(--page); stroke-width: 5px; } .icon.failed { stroke: var(--bad); }
 li .icon { width: 16px; height: 16px; vertical-align: -3px; margin-right: .3rem; }
-.icon.on { stroke-width: 4.5px; }
 .key { display: inline-block; width: 12px; height: 12px; margin-right: .3rem; }
 .both { display: grid; grid-template-columns: minmax(0, 1fr) 26rem; gap: 1rem; }
 #chart { overflow-x: auto; align-self: start; }
@@ -64,30 +62,26 @@ button.label { border: 0; font: inherit; font-weight: 600; color: inherit; text-
 .track { position: relative; height: 20px; grid-column: 2; }
 .bar { position: absolute; top: 1px; bottom: 1px; border-right: .5px solid var(--page); }
 i.ended, i.unknown { border: 1px solid var(--edge); } i.unknown { border-style: dashed; }
-i.waiting { --dark: light-dark(#9c6500, #8a5a00);
+i.waiting, i.absent { --dark: light-dark(#9c6500, #8a5a00);
   background: repeating-linear-gradient(135deg, var(--dark) 0 2px, transparent 2px 6px); }
-.bar, .track .icon, #list li { cursor: pointer; }
+i.absent { --dark: var(--page); } .folded .icon.restart { translate: 14px; /* beside a failure */ }
+.bar, .track .icon, #list li { cursor: pointer; } .icon.on { stroke-width: 4.5px; }
 .track .icon { position: absolute; top: 50%; margin: -10px; z-index: 2; }
 .folded .head { position: absolute; inset: 0; pointer-events: none; }
 .folded .head > .label, .head .icon { pointer-events: auto; }
 .folded .rank .label { display: none; }
 .folded .rank .track { height: var(--thin); margin-bottom: 1px; } .folded .bar { inset-block: 0; }
 .folded .rank .icon { top: calc(50% + var(--up) * (var(--thin) + 1px)); }
-.ticks { position: relative; height: 1.5rem; overflow: hidden; font-size: 12px; }
-.ticks span { position: absolute; padding-left: 3px; border-left: 1px solid var(--line);
-  white-space: nowrap; }
-#list { list-style: none; margin: 0; padding: 0; }
+.ticks { position: relative; height: 2em; overflow: hidden; font-size: 12px; white-space: nowrap; }
+.ticks span { position: absolute; padding-left: 3px; border-left: 1px solid var(--line); }
+#list { list-style: none; margin: 0; padding: 0; } #list li.on { background: var(--panel); }
 #list li { border-top: 1px solid var(--line); padding: .3rem .4rem; overflow-wrap: anywhere; }
-#list li.on { background: var(--panel); }
 time { font-variant-numeric: tabular-nums; margin-right: .5rem; }
 pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; max-height: 24rem; }
-#words { position: fixed; inset: auto 0 0; z-index: 5; max-width: none; margin: 0;
-  padding: .45rem 1rem; min-height: 2.2rem; background: var(--panel);
-  border-top: 1px solid var(--line); }
+#words { position: fixed; inset: auto 0 0; z-index: 5; max-width: none; min-height: 2.2rem;
+  padding: .45rem 1rem; background: var(--panel); border-top: 1px solid var(--line); margin: 0; }
 [hidden] { display: none !important; }
-@media (min-width: 1001px) {
-  #chart { position: sticky; top: 0; max-height: calc(100vh - 2.4rem); }
-}
+@media (min-width: 1001px) { #chart { position: sticky; top: 0; max-height: calc(100vh - 3rem); } }
 @media (max-width: 1000px) {
   .both { grid-template-columns: minmax(0, 1fr); }
   body { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); padding: 0 .6rem 5rem; }
@@ -99,9 +93,8 @@ pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; m
 _TOOLS = """<div class="tools">
 <input id="filter" type="search" placeholder="Filter: 3  0-7  algo-2  failed" autocomplete="off"
  aria-label="Show only ranks that match" spellcheck="false"/>
-<button id="fold">Fold all</button>
-<button id="out" aria-label="Show more time">\u2212</button>
-<button id="in" aria-label="Show less time, larger">+</button>
+<button id="fold">Fold all</button><button id="out" aria-label="Zoom out">\u2212</button>
+<button id="in" aria-label="Zoom in">+</button>
 <span class="soft" id="count" role="status"></span></div>"""
 
 _SCRIPT = r"""
@@ -143,7 +136,6 @@ function show() {
     host.hidden = !host.querySelector(".rank:not([hidden])");
     if (words.length) fold(host, false);
   }
-  $("none").hidden = seen > 0;
   $("count").textContent = words.length ? `${seen} of ${lanes.length} ranks` : "";
 }
 let zoom = 1;
@@ -155,16 +147,16 @@ function scale(by) {
   grid();
 }
 function grid() {
-  const width = ticks.clientWidth, wanted = total * 84 / Math.max(1, width);
-  const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200];
-  const step = steps.find(s => s >= wanted) || Math.ceil(wanted / 86400) * 86400;
+  const width = ticks.clientWidth, room = s => s >= 43200 ? 82 : s % 60 ? 60 : 42;
+  const steps = [1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 45, 60, 120, 240, 300, 600, 1200, 1800,
+    3600, 7200, 14400, 43200, 86400, 604800];
+  const step = steps.find(s => s * width / total >= room(s) * (width > 400 ? 1.5 : 1)) || total;
   const [from, to] = step >= 43200 ? [5, 16] : step % 60 ? [11, 19] : [11, 16];
   ticks.textContent = "";
-  for (let s = (step - utc % step) % step; s < total && ticks.childElementCount < 4000; s += step) {
+  for (let s = (step - utc % step) % step; s < total - total * room(step) / width; s += step) {
     const tick = ticks.appendChild(document.createElement("span"));
     tick.style.left = 100 * s / total + "%";
-    const text = new Date((utc + s) * 1000).toISOString().slice(from, to).replace("T", " ");
-    tick.textContent = width * (total - s) / total > 56 ? text : "\u00a0";
+    tick.textContent = new Date((utc + s) * 1000).toISOString().slice(from, to).replace("T", " ");
   }
 }
 function pressed(event) {
@@ -209,8 +201,7 @@ def page(found: Timeline, title: str) -> str:
         for name, kind in KINDS.items()
     ]
     _add(head, "style", "".join([_STYLE, *fills]))
-    longest = max(6, *map(len, found.hosts))
-    body.set("style", f"--chars: {longest}; --ranks: {len(found.lanes)}")
+    body.set("style", f"--chars: {max(6, *map(len, found.hosts))}; --ranks: {len(found.lanes)}")
     _add_head(body, found)
     body.append(ElementTree.fromstring(_TOOLS))
     _add_legend(body, found)
@@ -237,15 +228,15 @@ def _add_head(body: Element, found: Timeline) -> None:
     when = f"{found.clock(0, '%Y-%m-%d %H:%M:%S')} to {found.clock(found.seconds)} UTC"
     _add(how, "span", f"{code}, {when}, {lasted(found.seconds)}, {found.size}", "soft")
     _add(body, "p", found.cause, id="cause")
-    restarts = [
-        found.clock(event.line.seconds) for event in found.events if event.kind == "restart"
-    ]
-    if restarts:
-        _add(body, "p", f"{plural(len(restarts), 'restart')}: at {', '.join(restarts)}")
-    for event in [event for event in found.events if event.is_root][-1:]:
+    restarts = [event.line for event in found.events if event.kind == "restart"]
+    for line in restarts[-1:]:
+        at = f"{plural(len(restarts), 'restart')}, the last at {found.clock(line.seconds)}"
+        _add(body, "p", f"{at}: {line.cause}")
+    for event in [event for event in found.events if event.kind == "failed"][-1:]:
         stream = f"on SageMaker the log stream {found.job}/{event.line.host}-\u2026"
-        places = "; ".join(filter(None, [event.output, stream]))
-        _add(body, "p", f"Output of {event.where}: {places}", "soft", id="output")
+        places = [event.output, "" if found.job.startswith("local-") else stream]
+        words = f"Output of the last failure, {event.where}: {'; '.join(filter(None, places))}"
+        _add(body, "p", words, "soft", id="output")
     for note in found.notes:
         _add(body, "p", f"Note: {note}.", "soft")
 
@@ -269,32 +260,33 @@ def _add_chart(chart: Element, found: Timeline) -> None:
     for host, lanes in found.hosts.items():
         box = _add(inner, "div", "", f"host{folded}")
         row = _add(box, "div", "", "row head")
-        expanded = {"aria-expanded": str(not folded).lower()}
-        label = _add(row, "button", f"{host} ", "label", **expanded)
+        label = _add(row, "button", f"{host} ", "label")
+        label.set("aria-expanded", str(not folded).lower())
         _add(label, "small", plural(sum(lane.rank is not None for lane in lanes), "rank"), "soft")
         _add_marks(_add(row, "div", "", "track"), found, found.marks[host, None])
         for number, lane in enumerate(lanes):
             _add_lane(box, found, lane).set("style", f"--up: {(len(lanes) - 1) / 2 - number}")
-    _add(inner, "p", "No rank matches.", "soft", id="none", hidden="")
 
 
 def _add_lane(box: Element, found: Timeline, lane: Lane) -> Element:
     ended = f" \u00b7 {lane.ended}" if lane.ended else ""
     marks = found.marks[lane.host, lane.rank]
     marked = [found.events[number] for _, number in marks]
-    is_root = any(event.kind in ("failed", "stalled") for event in marked)
-    row = _add(box, "div", "", "row rank root" if is_root else "row rank", tabindex="-1")
+    roots = [event for event in marked if event.kind in ("failed", "stalled")]
+    row = _add(box, "div", "", "row rank root" if roots else "row rank", tabindex="-1")
     spent = [f"{bar.kind} {lasted(bar.seconds)}" for bar in lane.bars]
-    spent += [f"{event.kind}: {event.summary}" for event in marked]
+    spent += [event.kind for event in marked]
     row.set("aria-label", f"{lane.name}{ended}: {', '.join(spent)}")  # the filter reads it, too
     row.set("data-rank", "" if lane.rank is None else str(lane.rank))
+    if roots and (lane.ended == "exit 0" or roots[-1].line.attempt < found.attempts):
+        times = [event.kind for event in roots].count(roots[-1].kind)
+        ended = f" \u00b7 {roots[-1].kind} {'once' if times == 1 else f'{times} times'}"
     _add(row, "div", ("no rank" if lane.rank is None else f"rank {lane.rank}") + ended, "label")
     track = _add(row, "div", "", "track")
     for bar in lane.bars:
         attempt = f", attempt {bar.attempt}" if bar.attempt else ""
-        ended_at = _after(found, bar.start + bar.seconds)
         words = f"{lane.name}: {bar.kind} for {lasted(bar.seconds)}, from "
-        words += f"{found.clock(bar.start)} to {ended_at}{attempt}"
+        words += f"{found.clock(bar.start)} to {found.clock(bar.start + bar.seconds)} UTC{attempt}"
         made = _add(track, "i", "", f"bar {bar.kind}", style=_place(found, bar.start, bar.seconds))
         made.set("data-words", f"{words}: {bar.words}" if bar.words else f"{words}.")
     _add_marks(track, found, marks)
@@ -306,7 +298,8 @@ def _add_marks(track: Element, found: Timeline, marks: Sequence[tuple[float, int
         event = found.events[number]
         icon = _add_icon(track, event)
         icon.set("style", _place(found, at))
-        icon.set("data-words", f"{_after(found, at)}: {event.kind}: {event.summary}")
+        when = f"{found.clock(at)} UTC ({lasted(at)} after the start)"
+        icon.set("data-words", f"{when}: {event.kind}: {event.summary}")
         icon.set("data-event", str(number))
 
 
@@ -314,10 +307,6 @@ def _place(found: Timeline, at: float, seconds: float | None = None) -> str:
     unit = 100 / max(found.seconds, 1e-3)
     width = "" if seconds is None else f"; width: {seconds * unit:.4f}%"
     return f"left: {min(100, max(0, at * unit)):.4f}%{width}"
-
-
-def _after(found: Timeline, at: float) -> str:
-    return f"{found.clock(at)} UTC ({lasted(at)} after the begin)"
 
 
 def _add_icon(parent: Element, event: Event) -> Element:
@@ -331,17 +320,13 @@ def _add_events(section: Element, found: Timeline) -> None:
     _add(section, "h2", "Events")
     entries = SubElement(section, "ol", id="list")
     for number, event in enumerate(found.events):
-        entry = _add(entries, "li", "", "root" if event.is_root else "", id=f"event-{number}")
+        entry = _add(entries, "li", "", event.kind, id=f"event-{number}")
         entry.set("data-event", str(number))
         _add(entry, "time", f"{found.clock(event.line.seconds)} ")
         if event.kind in _SHAPES:
             _add_icon(entry, event)
-        _add(entry, "b", event.kind).tail = f" {event.summary}"
-        inside = entry
-        if event.kind == "failed" and not event.is_root and event.line.text:
-            inside = SubElement(entry, "details")
-            _add(inside, "summary", "traceback", "soft")
-        if event.line.text:
-            _add(inside, "pre", event.line.text)
-        if event.kind == "failed" and event.output:
-            _add(entry, "div", f"output: {event.output}", "soft")
+        is_also = event.kind == "also failed"  # most often because of the first
+        _add(entry, "b", event.kind).tail = f" {event.where if is_also else event.summary}"
+        inside = SubElement(entry, "details") if is_also else entry
+        for text in filter(None, [event.line.words if is_also else "", event.line.text]):
+            _add(inside, "pre", text)

@@ -44,18 +44,19 @@ def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
     assert [*found.hosts] == [f"algo-{n}" for n in range(1, 17)]
     assert len(found.lanes) == 128 and adds_up(found)
     assert kinds(lane_of(found, 0)) == [
-        ("joining", 0, 8.75), ("start", 8.75, 6), ("training", 14.75, 115), ("waiting", 129.75, 90),
-        ("training", 219.75, 181), ("restart", 400.75, 9), ("start", 409.75, 10),
+        ("joining", 0, 8.75), ("starting", 8.75, 6), ("training", 14.75, 115),
+        ("waiting", 129.75, 90), ("training", 219.75, 181),
+        ("restarting", 400.75, 9), ("starting", 409.75, 10),
         ("training", 419.75, 380), ("saving", 799.75, 10), ("ended", 809.75, 20),
     ]  # fmt: skip
-    assert kinds(lane_of(found, 93))[6:8] == [("ended", 399.75, 1), ("restart", 400.75, 9)]
-    assert "waiting" not in [kind for kind, *_ in kinds(lane_of(found, 37))]
+    assert kinds(lane_of(found, 93))[6:8] == [("ended", 399.75, 1), ("restarting", 400.75, 9)]
+    assert kinds(lane_of(found, 37))[3:5] == [("training", 15.12, 114.63), ("absent", 129.75, 90)]
     assert marks(found, "algo-5", 37) == ["stalled", "saved"]
     assert marks(found, "algo-12", 93) == ["failed", "saved"]
     assert (lane_of(found, 93).ended, found.utc % 86400) == ("exit 0", 16 * 3600)
     assert marks(found, "algo-4") == ["restart", "stop"]
     assert [(event.kind, event.where) for event in found.events] == [
-        ("stalled", "algo-5, rank 37"), ("continued", "algo-1"), ("failed", "algo-12, rank 93"),
+        ("stalled", "algo-5, rank 37"), ("continued", "127 ranks"), ("failed", "algo-12, rank 93"),
         ("restart", "all hosts"), ("stop", "all hosts"), ("saved", "all ranks"),
         ("ended", "all hosts"),
     ]  # fmt: skip
@@ -73,8 +74,8 @@ def test_hosts_are_aligned_where_an_attempt_begins():
     found = drawn_of(one, two.replace("T16:", "T05:"))
     assert found.seconds == 40 and adds_up(found)
     assert [bar[:3] for bar in lane_of(found, 1).bars] == [
-        ("unknown", 0, 3), ("joining", 3, 2), ("start", 5, 5), ("training", 10, 10.5),
-        ("restart", 20.5, 4.5), ("start", 25, 15),
+        ("unknown", 0, 3), ("joining", 3, 2), ("starting", 5, 5), ("training", 10, 10.5),
+        ("restarting", 20.5, 4.5), ("starting", 25, 15),
     ]  # fmt: skip
 
 
@@ -88,22 +89,110 @@ def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it(
     found = drawn_of(text)
     assert [marks(found, "algo-1", rank) for rank in (0, 2)] == [[], ["failed"]]
     assert [lane.ended for lane in found.lanes] == ["SIGTERM", "exit 1"]
-    failed = [event for event in found.events if event.kind == "failed"]
-    assert [event.is_root for event in failed] == [False, True]
-    assert failed[1].line.text == "Traceback\n  File x"
+    also, failed, restart = found.events
+    assert [event.kind for event in (also, failed, restart)] == ["also failed", "failed", "restart"]
+    assert failed.line.text == "Traceback\n  File x"
 
 
-def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earlier():
-    """Hosts are aligned but for the network's delay."""
+def test_who_only_failed_with_another_is_so_called_in_a_short_line():
+    """As of gloo, whose message has 35 words."""
+    cause = "algo-1, rank 0 (local rank 0) failed with ValueError: x"
+    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(8, "failed", rank=0, cause=cause, exit_code=1)
+    gloo = "RuntimeError: Connection closed by peer. This is typically caused by" + 30 * " words"
+    failed = f"algo-1, rank 1 (local rank 1) failed with {gloo}"
+    text += line(9, "failed", rank=1, cause=failed, exit_code=1, text="Traceback")
+    rows = tool.text(drawn_of(text), 80)
+    (row,) = (row for row in rows if "also failed" in row)
+    assert row.startswith("16:00:09Z  also failed: algo-1, rank 1 (local rank 1) failed with Runt")
+    assert "closed by peer" in row and len(row) < 200 and "Traceback" not in "".join(rows)
+
+
+@pytest.mark.parametrize("also_at", [None, 9.6])
+def test_a_restart_is_listed_after_its_failures_though_another_host_notes_it_earlier(also_at):
+    """Hosts are aligned but for the network's delay; and ranks may fail while they are stopped."""
     cause = "algo-2, rank 1 (local rank 0) failed with ValueError: x"
     one = line(0, "began", job="x") + line(1, "attempt") + line(7.99, "restart", cause=cause)
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(8, "failed", "algo-2", rank=1, cause=cause, exit_code=1)
     two += line(8.01, "restart", "algo-2", cause=cause)
+    if also_at:
+        two += line(also_at, "failed", "algo-2", rank=2, cause="Connection closed by peer")
     found = drawn_of(one, two)
     assert [(event.kind, event.where) for event in found.events] == [
-        ("failed", "algo-2, rank 1"), ("restart", "all hosts"),
-    ]  # fmt: skip
+        ("failed", "algo-2, rank 1"),
+        *([("also failed", "algo-2, rank 2")] if also_at else []),
+        ("restart", "all hosts"),
+    ]
+
+
+@pytest.mark.parametrize("code", [-15, -9])
+def test_a_stop_that_killed_ranks_is_no_save_and_is_listed(code):
+    text = line(0, "began", job="x") + line(1, "attempt")
+    text += "".join(line(2, "runs", rank=rank) for rank in (0, 1, 2))
+    text += line(3, "ended", rank=2, exit_code=0)
+    text += line(8, "stop", cause="SIGTERM (signal 15)")
+    ends = line(9, "ended", rank=0, exit_code=code) + line(9, "ended", rank=1, exit_code=code)
+    found = drawn_of(text + ends)
+    for rank in (0, 1):
+        assert [bar.kind for bar in lane_of(found, rank).bars][2:] == ["training", "stopping"]
+    stop, unsaved = found.events
+    name = {-15: "SIGTERM (signal 15)", -9: "SIGKILL (signal 9)"}[code]
+    assert (stop.kind, unsaved.kind) == ("stop", "unsaved")
+    assert unsaved.summary == f"algo-1, rank 0 and 1 more: {name}"
+    saved = "".join(line(8.9, "saved", rank=rank) for rank in (0, 1))
+    found = drawn_of(text + saved + ends.replace(str(code), "0"))
+    assert [event.kind for event in found.events] == ["stop", "saved"]
+    assert [bar.kind for bar in lane_of(found, 0).bars][2:] == ["training", "saving"]
+
+
+def test_who_ended_before_the_stop_or_by_an_interrupt_is_not_called_unsaved():
+    """A script may have saved when KeyboardInterrupt has left it, and Python ends so."""
+    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(3, "restart", cause="y") + line(4, "ended", rank=0, exit_code=-15)
+    text += line(5, "attempt", attempt=2) + line(6, "runs", rank=0, attempt=2)
+    text += line(8, "stop", attempt=2) + line(9, "ended", rank=0, attempt=2, exit_code=-2)
+    assert [event.kind for event in drawn_of(text).events] == ["restart", "stop"]
+
+
+def hung():
+    """Return the lines of a hang that ends the job: rank 3 is absent."""
+    text = line(0, "began", job="x") + line(1, "attempt")
+    text += "".join(line(2, "runs", rank=rank) for rank in range(4))
+    why = "algo-1, rank 3 (local rank 3) is absent, where 3 others are waiting."
+    cause = f"ranks have made no progress for 6.0 s: {why}"
+    text += line(11, "stalled", rank=3, ranks=[0, 1, 2], since=5, cause=cause)
+    text += line(11.1, "stacks", text="rank 3: here")
+    cause = cause.replace("6.0 s", "19 s")
+    text += line(24, "failed", rank=3, cause=cause, exit_code=75, text="exit code 75 (why)")
+    text += line(24, "ending", cause=cause)
+    text += "".join(line(25, "ended", rank=rank, exit_code=-15) for rank in range(4))
+    return text + line(26, "ended", cause=cause, exit_code=75)
+
+
+def test_the_bars_of_a_hang_say_why_while_it_lasts_and_no_second_time():
+    found = drawn_of(hung())
+    why = "algo-1, rank 3 (local rank 3) is absent, where 3 others are waiting."
+    for rank, kind in ((0, "waiting"), (3, "absent")):
+        assert [(bar.kind, bar.words) for bar in lane_of(found, rank).bars][3:] == [
+            (kind, why), ("ending", ""), ("ended", "exit code -15"),
+        ]  # fmt: skip
+
+
+def test_stacks_are_those_of_all_ranks():
+    assert "stacks: all ranks" in "\n".join(tool.text(drawn_of(hung()), 80))
+
+
+def test_a_failures_exit_code_is_said_once_in_its_event():
+    rows = tool.text(drawn_of(hung()), 80)
+    (at,) = (number for number, row in enumerate(rows) if "  failed: " in row)
+    assert "exit code" not in rows[at] and rows[at + 1].strip() == "exit code 75 (why)"
+
+
+def test_what_no_eye_would_find_has_no_place_in_the_legend():
+    text = line(0, "began", job="x") + line(0.2, "attempt") + line(40, "ended", exit_code=0)
+    assert [*drawn_of(text).means()] == ["starting"]
+    assert [*drawn_of(text.replace("40", "4")).means()] == ["joining", "starting"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +241,7 @@ def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
     text += line(22, "runs", rank=0, attempt=2) + line(30, "ended", rank=0, attempt=2, exit_code=0)
     lane = lane_of(drawn_of(text), 0)
     assert [bar.kind for bar in lane.bars] == [
-        "joining", "start", "training", "waiting", "restart", "start", "training",
+        "joining", "starting", "training", "waiting", "restarting", "starting", "training",
     ]  # fmt: skip
 
 
@@ -267,7 +356,8 @@ def test_the_page_and_the_text(tmp_path):
         (["none"], "cannot read the folder none (No such file or directory)."),
         (
             ["."],
-            "no host's events.jsonl in .; expected the folder given to --launcher-log-dir, or",
+            "no host's events.jsonl in .; expected the folder given to --launcher-log-dir or, if "
+            "there was none, the run folder of sm-launch local.",
         ),
     ],
 )

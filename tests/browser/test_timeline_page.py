@@ -44,7 +44,7 @@ def test_nothing_is_wider_than_the_screen_and_names_of_hosts_are_whole(opened, w
         page = opened(files, width)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.locator(".host .label").evaluate_all(cut) == []
-    assert page.get_by_text("1 restart: at 16:06:40").is_visible()
+    assert page.get_by_text("1 restart, the last at 16:06:40: attempt 1 of 2 failed").is_visible()
 
 
 def test_bars_of_a_lane_fill_it(opened):
@@ -79,6 +79,7 @@ def test_of_many_ranks_hosts_are_folded_and_unfold_one_by_one_or_all(opened):
         ("algo-1", 8),
         ("algo-12 failed", 1),
         ("waiting", 127),
+        ("absent", 1),
         ("nothing", 0),
     ],
 )
@@ -87,7 +88,6 @@ def test_the_filter(opened, text, count):
     page.locator("#filter").fill(text)
     assert page.locator(RANKS).count() == count
     assert page.locator("#count").text_content() == f"{count} of 128 ranks"
-    assert page.get_by_text("No rank matches.").is_visible() is (count == 0)
     page.locator("#filter").clear()
     assert page.locator("#count").text_content() == ""
 
@@ -96,8 +96,7 @@ def test_words_are_shown_where_the_mouse_points(opened):
     page = opened(small())
     page.locator(".rank .bar.training").first.hover()
     assert page.locator(WORDS).text_content() == (
-        "algo-1, rank 0: training for 4.5 s, from 16:00:05 to 16:00:09 UTC "
-        "(9.5 s after the begin), attempt 1."
+        "algo-1, rank 0: training for 4.5 s, from 16:00:05 to 16:00:09 UTC, attempt 1."
     )
 
 
@@ -126,9 +125,60 @@ def test_the_traceback_of_a_rank_that_only_followed_is_folded(opened):
     text = small()["algo-1"] + line(9.2, "failed", rank=0, **follows)
     page = opened({"algo-1": text}, 390)
     shown = page.locator("pre").evaluate_all("all => all.map(item => item.checkVisibility())")
-    assert shown == [True, False]
-    page.get_by_text("traceback", exact=True).click()
+    assert shown == [True, False, False]  # the reason, too
+    assert page.locator("#list li").nth(1).inner_text().startswith("16:00:09 also failed algo-1, r")
+    assert page.locator("#list li .icon").count() == 1
+    page.locator("#list details").click()
     assert page.locator("pre").last.is_visible()
+
+
+@pytest.mark.parametrize(
+    ("last", "label"), [(2, "rank 0 \u00b7 failed once"), (1, "rank 0 \u00b7 exit 1")]
+)
+def test_a_rank_that_failed_before_a_restart_and_the_reason_are_in_sight(opened, last, label):
+    """The job succeeded: its end says nothing of it. The label stays in its column."""
+    text = line(0, "began", job="local-x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(5, "failed", rank=0, cause="algo-1, rank 0 failed: bad", exit_code=1)
+    text += line(5, "ended", rank=0, exit_code=1)
+    if last == 2:
+        text += line(5.1, "restart", cause="attempt 1 of 2 failed: bad") + line(
+            6, "attempt", attempt=2
+        )
+        text += line(7, "runs", rank=0, attempt=2) + line(
+            9, "ended", rank=0, attempt=2, exit_code=0
+        )
+    page = opened({"algo-1": text + line(9, "ended", attempt=last, exit_code=2 - last)}, 390)
+    assert page.locator(".rank.root .label").inner_text() == label
+    assert page.locator(".rank .label").evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert page.get_by_text("1 restart, the last at 16:00:05: attempt 1").count() == last - 1
+    output = page.locator("#output").inner_text()
+    assert output.startswith("Output of the last failure, algo-1, rank 0:")
+    assert "SageMaker" not in output  # of a local job
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_axis_has_two_times_or_more_and_each_is_whole(opened, width):
+    for seconds in (11, 14, 16, 31, 75, 200, 1000, 3000):
+        for begin in (0, 3.3):
+            text = line(begin, "began", job="x") + line(begin + seconds, "ended", exit_code=0)
+            page = opened({"algo-1": text}, width)
+            boxes = [tick.bounding_box() for tick in page.locator(".ticks span").all()]
+            assert len(boxes) >= 2, (seconds, begin)
+            ends = [box["x"] + box["width"] for box in boxes]
+            assert all(end <= box["x"] for end, box in zip(ends, boxes[1:])), (seconds, begin)
+            assert ends[-1] <= size(page, ".ticks")["x"] + size(page, ".ticks")["width"]
+            assert "" not in page.locator(".ticks span").all_text_contents()
+            page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_of_folded_hosts_a_failure_and_its_restart_can_be_told_apart(opened, width):
+    page = opened(large(), width)
+    host = page.locator(".host").nth(11)
+    failed, restart = (
+        host.locator(f".icon.{kind}").bounding_box() for kind in ("failed", "restart")
+    )
+    assert restart["x"] - failed["x"] >= 12
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -171,7 +221,7 @@ def test_all_of_it_by_keys(opened):
         page.keyboard.press("ArrowRight")
         seen.append(page.locator(WORDS).text_content())
     assert seen[0].startswith("algo-5, rank 37: unknown for") and "training" in seen[3]
-    assert any(words.startswith("16:03:09 UTC (190 s after the begin): stalled") for words in seen)
+    assert any(words.startswith("16:03:09 UTC (190 s after the start): stalled") for words in seen)
     assert seen[-1] == seen[-2]  # the last one
 
 
