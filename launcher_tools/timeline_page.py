@@ -48,7 +48,7 @@ p.failed b, li[class=failed] b, .rank.root .label { color: var(--bad); }
 li .icon { width: 16px; height: 16px; vertical-align: -3px; margin-right: .3rem; }
 .key { display: inline-block; width: 12px; height: 12px; margin-right: .3rem; }
 .both { display: grid; grid-template-columns: minmax(0, 1fr) 26rem; gap: 1rem; }
-#chart { overflow-x: auto; align-self: start; }
+#chart { overflow-x: auto; align-self: start; } [hidden] { display: none !important; }
 #inner { padding-right: 11px; /* for a mark at the end */
   width: calc(var(--label) + 11px + (100% - var(--label) - 11px) * var(--zoom, 1)); }
 .row { display: grid; grid-template-columns: var(--label) 1fr; align-items: center; }
@@ -59,7 +59,7 @@ li .icon { width: 16px; height: 16px; vertical-align: -3px; margin-right: .3rem;
 button.label { border: 0; font: inherit; font-weight: 600; color: inherit; text-align: left;
   cursor: pointer; } button.label::before { content: "\\25be\\00a0"; }
 .folded button.label::before { content: "\\25b8\\00a0"; }
-.track { position: relative; height: 20px; grid-column: 2; }
+.track { position: relative; height: 20px; grid-column: 2; } .folded .rank .label { display: none; }
 .bar { position: absolute; top: 1px; bottom: 1px; border-right: .5px solid var(--page); }
 i.ended, i.unknown { border: 1px solid var(--edge); } i.unknown { border-style: dashed; }
 i.waiting, i.absent { --dark: light-dark(#9c6500, #8a5a00);
@@ -69,7 +69,6 @@ i.absent { --dark: var(--page); } .folded .icon.restart { translate: 14px; /* be
 .track .icon { position: absolute; top: 50%; margin: -10px; z-index: 2; }
 .folded .head { position: absolute; inset: 0; pointer-events: none; }
 .folded .head > .label, .head .icon { pointer-events: auto; }
-.folded .rank .label { display: none; }
 .folded .rank .track { height: var(--thin); margin-bottom: 1px; } .folded .bar { inset-block: 0; }
 .folded .rank .icon { top: calc(50% + var(--up) * (var(--thin) + 1px)); }
 .ticks { position: relative; height: 2em; overflow: hidden; font-size: 12px; white-space: nowrap; }
@@ -80,12 +79,10 @@ time { font-variant-numeric: tabular-nums; margin-right: .5rem; }
 pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; max-height: 24rem; }
 #words { position: fixed; inset: auto 0 0; z-index: 5; max-width: none; min-height: 2.2rem;
   padding: .45rem 1rem; background: var(--panel); border-top: 1px solid var(--line); margin: 0; }
-[hidden] { display: none !important; }
 @media (min-width: 1001px) { #chart { position: sticky; top: 0; max-height: calc(100vh - 3rem); } }
 @media (max-width: 1000px) {
-  .both { grid-template-columns: minmax(0, 1fr); }
+  .both { grid-template-columns: minmax(0, 1fr); } .head small { display: none; }
   body { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); padding: 0 .6rem 5rem; }
-  .head small { display: none; }
   .rank .label { padding-left: .2rem; font-size: 12px; } #filter { flex: 1 1 100%; }
 }
 """
