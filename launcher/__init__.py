@@ -12,22 +12,27 @@ Where to find each decision: all files of a question, in the order in which to o
   job/arguments.py, `parse`, reads all rows; its use is wherever `options.NAME` stands: search for
   that. A default from another option is in job/job.py. Checks between options: job/plan.py,
   job/prepare.py; job/no_effect.py warns. For --launcher-hang-timeout: options.py, watch/judge.py
-  (`_fails_at`, `time_is_up`), peers/coordinator.py (`_watched`).
+  (`_fails_at`, `time_is_up`), peers/coordinator.py (`_watched`); result/causes.py, `of_hang`, has
+  the exit code, and job/plan.py refuses it with --launcher-watch 0.
 - How the words of a failure come about: run/describe.py, `end`, in the rank: its exceptions, with
-  what had run out (run/clues.py, `behind`); run/ranks.py, `failure`, in its launcher, when they
-  count; result/raised.py, `headline`: these in one line; result/causes.py, `of_rank`: the `Failure`
-  with its notes; peers/coordinator.py, `_after_failure`: which failure is the cause, and what only
-  the first host knows; `Failure.text` in causes.py: the text, built once. All hosts get it with
-  `End`; cli.py writes it to the failure file; after a stop, nothing.
+  what had run out (run/clues.py, `behind`); run/ranks.py, in its launcher: `to_count`, when they
+  count, and `failure`; result/raised.py, `headline`: these in one line; result/causes.py,
+  `of_rank`: the `Failure` with its notes, and `Failure.text`; peers/coordinator.py: `_fail`, how
+  long to wait for a better cause, `_cause`, which is the cause, `_after_failure` and `_verdict`,
+  what only the first host knows. All hosts get the text with `End`, and the final text with
+  `Leave`; cli.py writes it to the failure file; after a stop, nothing.
 - How a hang is found and ends the job: watch/in_rank.py, `_progress`, in each rank; watch/host.py,
-  `reports`, on its host; watch/waits.py, `stalls_in`: who waits for whom; watch/judge.py,
-  `time_is_up`: when it is logged, and fails the attempt; watch/sentences.py has the words;
-  peers/coordinator.py, `_watched`. watch/__init__.py has the theory.
-- How a stop gets from PID 1 to each rank: container/init.py; run/supervisor.py, `_on_signals`;
-  run/machine.py, `signalled`; run/keeper.py, `_ending`; peers/coordinator.py, `host_stopped`, is
-  how it spreads to the other hosts; result/causes.py, `of_container`, the exit code.
+  `reports`, on its host (`_Rank.at`, `no_reply`: a rank that does not reply); watch/waits.py,
+  `stalls_in`: who waits for whom; watch/judge.py, `time_is_up`: when it is logged, and fails the
+  attempt; watch/sentences.py has the words; peers/coordinator.py, `_watched`: from there on it is a
+  failure. watch/__init__.py has the theory.
+- How a stop gets from PID 1 to each rank, and back: container/init.py; run/supervisor.py,
+  `_on_signals`; run/machine.py, `signalled`; run/keeper.py, `_ending`, and `cleared`;
+  run/machine.py, `cleared`, `left`, `nothing_left`; peers/coordinator.py, `host_stopped`, is how it
+  spreads to the other hosts, and `_if_cleared`; result/causes.py, `of_container`, the exit code.
 - Where an exit code comes from: errors.py has the launcher's own, and who chooses; result/causes.py
-  makes every result of a job; peers/coordinator.py, `_verdict`, chooses among failures.
+  makes every result of a job; peers/coordinator.py, `_verdict`, chooses among failures. 126 and 127
+  are LaunchErrors (host/processes.py, job/); 137 below PID 1 is a killed launcher's.
 - What happens to ranks if the launcher is killed: `loop` in run/keeper.py.
 """
 

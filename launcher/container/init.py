@@ -21,7 +21,7 @@ How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 b
 1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`. Each has
    connected from `main` in cli.py by `register` (presence.py), once its `Signals` note stops.
 2. run/supervisor.py: `Supervisor._on_signals` turns it into the event `Stop`.
-3. run/machine.py: `signalled` has `_end` begin the phase `Ending` with `Why.STOP`, if ranks run.
+3. run/machine.py: `signalled` has `_end` begin the phase `Ending` (`Why.STOP`) if ranks run or may.
 4. `_end` also returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to the keepers
    of all ranks.
 5. run/keeper.py: `_end` begins `_ending`, which sends the signal to the rank's script, once.

@@ -132,7 +132,7 @@ class Failure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The failure file's text, the cause first; nothing changes it later."""
+        """The failure file's text, the cause first; who receives it does not change it."""
         limit = _OF_RANK if self.rank >= 0 else _OF_OTHERS
         first = shortened(self.what, max(_LEAST, limit - len(self.more)))
         if self.more and not first.endswith(".."):
