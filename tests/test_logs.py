@@ -61,6 +61,17 @@ BARS = {
         *(b"\r    \n\r    \x1b[A\rlog\n\rA 2/9\n\rB 2/9\x1b[A", ["log"]),
         *(b"\rA 3/9\n\rB 9/9\nthe end", "end", ["A 3/9", "B 9/9", "the end"]),
     ],
+    "two, and lines printed between them": [
+        *(
+            b"\rA 1/9\n\rB 1/9\x1b[A",
+            b"log 1\n",
+            b"\rB 2/9\x1b[A",
+            b"log 2\n",
+            b"\rB 3/9",
+            b"log 3\n",
+        ),
+        *("end", ["A 1/9", "log 1", "B 3/9", "log 2", "log 3"]),
+    ],
     "as rich writes them": [
         *(b"A 0\nB 0", 1, ["A 0", "B 0"], RICH + b"A 1\nB 1", 1, ["", "A 1", "B 1"]),
         *(RICH + b"A 2\nB 2", 1, [], RICH + b"log\nA 3\nB 3", 1, ["log"]),

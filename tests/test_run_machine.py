@@ -97,6 +97,11 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
     assert f'exit code 4 (thread "{name}" raised KeyError: x' in failed.headline
 
 
+def test_what_a_rank_has_said_comes_before_the_end_of_torchrun():
+    said, torchruns = running().at(10.0, RAISED).at(10.5, TorchrunEnded(-9)).told
+    assert (said.cause, said.age, torchruns.cause) == (Cause.OWN, 0.5, Cause.TORCHRUN)
+
+
 # Why this host fails, if its torchrun or a keeper does; what a program does after a success, too.
 @pytest.mark.parametrize(
     ("event", "runner", "says"),

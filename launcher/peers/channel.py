@@ -67,7 +67,7 @@ class Channel(Stepping):
         note: Callable[[Note], None],
     ) -> None:
         self._job, self._command = job, command
-        self._coordinates = job.coordinator == job.current_host
+        self._coordinates = job.coordinates
         self._machine: Any = coordinator if self._coordinates else link
         self._read_as: Callable[[dict[str, Any]], Message]
         self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
@@ -225,7 +225,7 @@ class Channel(Stepping):
 
     def _connect_again(self) -> None:
         """Connect after a while that grows, unless the coordinator has welcomed this host."""
-        if isinstance(self.state.phase, link.Joining):
+        if not self._coordinates and isinstance(self.state.phase, link.Joining):
             seconds = max(_RETRY_SECONDS, (self._system.now() - self._began) / 8)
             self._connect(min(MOST_RETRY_SECONDS, seconds))
 

@@ -57,10 +57,16 @@ class Bars:
         lines: list[bytes] = []
         row = self._rows[self._at]
         is_later = self._is_at_begin or now > self._fed_at + _WRITTEN_AT_ONCE_SECONDS
-        if is_later and row.text and (printed := re.match(_PRINTED, text)):
+        printed = re.match(_PRINTED, text) if is_later and row.text else None
+        if printed and len(self._rows) == 1:
             lines.append(printed[0])
             text = text[printed.end() :]
             row.text, self._is_at_begin = b"", True
+        elif (
+            printed
+        ):  # it takes the place of this row, and moves down to the next, as on a terminal
+            lines += [row.state + b"\n"] * row.is_new
+            self._rows[self._at] = _Row()
         self._fed_at = now
         pieces = re.split(_MOVE, text)
         for written, move in zip(pieces[::2], [*pieces[1::2], b""]):
@@ -71,8 +77,12 @@ class Bars:
                 if re.sub(_UNSEEN, b"", row.text):
                     row.is_new |= row.text != row.state
                     row.state = row.text
-            kind, count = move[-1:] or b" ", move[2:-1]
-            if kind in b"\nBE" or len(row.text) > _LONGEST:
+            if len(row.text) > _LONGEST:
+                self._down(lines)
+            kind, count = move[-1:], move[2:-1]
+            if not kind:  # the text ends without a move
+                break
+            if kind in b"\nBE":
                 self._down(lines)
             elif kind in b"AF":
                 above = min(int(count) if count.isdigit() else 1, _MOST_ROWS) - self._at
@@ -81,7 +91,7 @@ class Bars:
             elif kind in b"\rG":
                 self._is_at_begin = True
             elif kind in b"JK":
-                row.text = b""
+                self._rows[self._at].text = b""
         is_new = any(row.is_new for row in self._rows)
         self.due = max(self._next, min(self.due, now + _SOON_SECONDS)) if is_new else NEVER
         return b"".join(lines)

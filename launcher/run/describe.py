@@ -90,6 +90,8 @@ def killed() -> list[str]:
                     how = _SIGNALS.get(number, f"signal {number}")
                     name = f"{str(child.name)[:_NAME]} (pid {child.pid})"
                     return [f"its child process {name} was killed by {how}"]
+            if not children:
+                break
             time.sleep(0.01)
     return []
 

@@ -349,6 +349,7 @@ class Keeper:
             yield deadline
         if did_run and waits and script.died_of_a_stop:
             signalled = self._signal_group()
+        has_told = False
         while self._has_children and (now := time.monotonic()) < deadline:
             pids = [pid for pid in below(os.getpid()) if pid not in signalled]
             if now >= leftovers_at:
@@ -356,8 +357,8 @@ class Keeper:
                 for pid in pids:
                     self._log(f"stopping process {pid}, which {self._name} left running.")
                     send(pid, signal.SIGTERM)
-            elif pids and waits:
-                waits = False  # logged once
+            elif pids and waits and not has_told:
+                has_told = True
                 count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
                 self._log(f"{count}; any that remain will be killed in {deadline - now:.0f} s.")
             yield leftovers_at if now < leftovers_at else min(now + _AGAIN_SECONDS, deadline)

@@ -147,6 +147,8 @@ class Keepers:
             hello = message["hello"]
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
             event = events.KeeperJoined(**fields)
+            if self._keepers_of([event.rank]):  # a rank has one keeper
+                raise ValueError(event)
             connection.rank, connection.local_rank = event.rank, event.local_rank
             connection.is_stranger = False
             return event

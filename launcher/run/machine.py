@@ -201,7 +201,8 @@ def signalled(state: State, event: Stop, now: float) -> Step:
     After a failure the coordinator decides which of the two counts.
     """
     number, phase, name = event.number, state.phase, signal_name(event.number)
-    is_first, state = not state.stops, state._replace(stops=(*state.stops, (number, now)))
+    is_first = not state.stops
+    state = state._replace(stops=(*state.stops, (number, now)))
     recent = [one for one, at in state.stops if now - at < INTERRUPTS_WITHIN_SECONDS]
     if number == signal.SIGINT and recent.count(number) >= INTERRUPTS_TO_KILL:
         return _interrupted(state, now)
@@ -253,11 +254,12 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     return state, (*said, *end, *actions)
 
 
-def _end_ranks(state: State, number: int, grace: float, now: float, **how: bool) -> Step:
-    """Have keepers end all ranks; see EndRanks."""
+def _end_ranks(
+    state: State, number: int, grace: float, now: float, waits: bool = False, at_once: bool = False
+) -> Step:
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
-    end = events.EndRanks(state.ends, number, grace, **how)
+    end = events.EndRanks(state.ends, number, grace, waits, at_once)
     return state, (end,) if state.ranks else ()
 
 
@@ -376,7 +378,7 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     said: Actions = ()
     if has_ended and rank.exit_code == 0:  # that may break a collective of other ranks
         said = (ranks.succeeded(state.ranks, rank, are_all=state.has_succeeded),)
-    state, counted = _count(state, now)
+    state, counted = _count(state, now, until=now)
     return state, (*said, *counted, *notes)
 
 
@@ -393,9 +395,9 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> State:
     return state._replace(ranks={**state.ranks, rank.rank: rank})
 
 
-def _count(state: State, now: float) -> Step:
-    """Report the ranks whose failures count now."""
-    counting, _ = ranks.to_count(state.ranks, now - state.times.attempt)
+def _count(state: State, now: float, until: float) -> Step:
+    """Report the ranks whose failures count until a time."""
+    counting, _ = ranks.to_count(state.ranks, until - state.times.attempt)
     reported = {rank.rank: rank._replace(is_reported=True) for rank in counting}
     state = state._replace(ranks={**state.ranks, **reported})
     return state, tuple(_failure(state, rank, now) for rank in counting)
@@ -414,7 +416,10 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
-        return state, (_of_torchrun(state, event, now),)
+        counted: Actions = ()
+        if isinstance(phase, Running):  # what ranks have said comes before
+            state, counted = _count(state, now, until=math.inf)
+        return state, (*counted, _of_torchrun(state, event, now))
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -475,7 +480,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
             return state, (_of_torchrun(state, events.TorchrunEnded(0, error), now),)
-        return _count(state, now)
+        return _count(state, now, until=now)
     if isinstance(phase, Leaving) and now >= phase.by:
         if phase.is_killed:
             return state._replace(phase=Done()), ()

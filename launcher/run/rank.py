@@ -17,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,7 +34,7 @@ from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
-_HIGH = 1008  # the least number of the descriptor; with a lower limit it stays where it is
+_HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays where it is
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
@@ -105,10 +106,11 @@ def _out_of_the_way(descriptor: int) -> int:
 
     A script may close all low ones; and files that it opens later are unlikely to get a high one.
     """
-    try:
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    except OSError:  # so few files may be open
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    high = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft - 16, _HIGHEST)
+    if high < _FEW:
         return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, high)
     os.close(descriptor)
     return moved
 
@@ -119,7 +121,7 @@ def report_crashes(descriptor: int) -> None:
     If the script enables faulthandler later, the script's own file counts. Forks of the script must
     not write here, least of all to a descriptor that they have closed and opened again.
     """
-    if faulthandler.is_enabled() or descriptor < _HIGH:
+    if faulthandler.is_enabled() or descriptor < _FEW:
         return
     # Only faulthandler holds this object, until the script gives it another.
     file = io.FileIO(descriptor, "w", closefd=False)

@@ -215,7 +215,8 @@ def as_new(words: list[str], environ: dict[str, str]) -> None:
         torch.set_num_threads(int(chosen))  # OpenMP has read its own
     sys.path[:0] = [RUN] * IS_FIRST
     sys.argv[:] = [os.path.join(RUN, "rank.py"), *words]
-    getattr(sys, "orig_argv", [])[:] = [sys.executable, "-u", *sys.argv]  # Python 3.10
+    if hasattr(sys, "orig_argv"):  # Python 3.10
+        sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
 
 
 def _with_changes(environment: dict[str, str]) -> dict[str, str]:
