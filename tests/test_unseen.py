@@ -140,11 +140,15 @@ def test_a_fork_keeps_what_the_script_has_set(rank, before, after, out):
     assert ran.end == ran.plain == (0, out, "")
 
 
-def test_a_process_that_may_have_few_descriptors_has_no_place(rank, tmp_path):
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+@pytest.mark.parametrize(("limit", "has_place"), [(64, False), (512, True)])
+def test_a_process_that_may_have_very_few_descriptors_has_no_place(
+    rank, tmp_path, limit, has_place
+):
+    few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"
     (tmp_path / "sitecustomize.py").write_text(few)
     ran = rank(KILL.format("SEGV"), env={"PYTHONPATH": str(tmp_path)})
-    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.crash == ""
+    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV
+    assert bool(ran.crash) == has_place
 
 
 def test_of_what_was_written_the_crash_is_read():
