@@ -2,10 +2,12 @@
 
 import importlib
 import os
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import LAUNCHER, REPO, completed
 
@@ -39,6 +41,23 @@ def test_lines_begin_with_their_rank():
     # A last line gets its end: what others write then is a line of its own.
     assert show(text, b"[rank 5] ") == (lines + b"\n", 0)
     assert show(text) == (text + b"\n", 0)
+
+
+def test_a_rank_without_a_file_waits_for_a_console_that_nobody_reads():
+    """As with any pipe: its launcher does not keep all in memory."""
+    (reader, writer), (pipe, prints) = os.pipe(), os.pipe()
+    stream = output.Stream(pipe, output.Console(writer), -1, b"", True, False)
+    for _ in range(200):
+        if stream.is_read:
+            os.write(prints, 20_000 * b"\n")
+            stream.read(0.0)
+    assert len(stream.console.waiting) < 100_000
+    while stream.console.waiting:
+        os.read(reader, 1 << 16)
+        stream.console.write()
+    assert stream.is_read
+    for descriptor in {reader, writer, pipe, prints, stream.console.descriptor}:
+        os.close(descriptor)
 
 
 # Bytes; seconds that pass; a list: the lines that were shown by then, the last without its end.
@@ -78,10 +97,23 @@ BARS = {
         *(b"\n", "end", ["A 3", "B 3"]),
     ],
     "above all rows": [*(b"\x1b[2A", b"x") * 3, b"\x1b[2A", b"\n", b"\x1b[A", "end", ["x"] * 3],
+    "far above all rows": [b"\x1b[999999999A", b"x\x1b[" + b"9" * 5000 + b"Ay", "end", ["y", "x"]],
+    "cleared by its code": [b"\r1/9", 1, ["1/9"], b"\x1b[2K2/9", "end", ["2/9"]],
     "wider than may wait": [b"\r", b"x" * 60_000, b"x" * 6000, ["x" * 66_000]],
 }
 
 
+@pytest.fixture
+def little_memory():
+    """Let this process have 256 MiB more than it has."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + (256 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("steps", BARS.values(), ids=BARS)
 def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
     """Of its states one each 5 s is a line, and the last one; other lines are whole at once."""

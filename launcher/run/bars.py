@@ -85,7 +85,7 @@ class Bars:
             if kind in b"\nBE":
                 self._down(lines)
             elif kind in b"AF":
-                above = min(int(count) if count.isdigit() else 1, _MOST_ROWS) - self._at
+                above = min(int(count[:9]) if count.isdigit() else 1, _MOST_ROWS) - self._at
                 self._rows[:0] = [_Row() for _ in range(above)]  # which were never written
                 self._at, self._has_gone_up = max(0, -above), True
             elif kind in b"\rG":
