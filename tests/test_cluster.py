@@ -62,6 +62,7 @@ REFUSED = [
         for count in ("-1", "two", "\uff11")
     ),
     ({"TRAINING_JOB_NAME": "a/b"}, "TRAINING_JOB_NAME is 'a/b'"),
+    ({"SAGEMAKER_JOB_NAME": "a/b"}, "SAGEMAKER_JOB_NAME is 'a/b'"),
     ({**GROUPS, GROUPS_OF: "x"}, f"is 'x'; {OBJECT}"),
     ({**GROUPS, GROUPS_OF: "[]"}, OBJECT),
     ({**GROUPS, GROUPS_OF: '{"train": 1}'}, OBJECT),

@@ -1,6 +1,8 @@
 """What went wrong, in the characters that people see."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 from jobs import job_of
@@ -185,6 +187,24 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, logged, kind)
     assert f"warning: cannot write {folder}/failure" in logged()
     write_failure("text", {"SM_OUTPUT_DIR": str(folder)}, quiet=True)
     assert logged() == ""
+
+
+def test_space_is_reserved_and_a_file_without_text_does_not_stay(tmp_path, logged, monkeypatch):
+    reserve, folder = [], tmp_path / "out"
+    folder.mkdir()
+    environ = {"SM_OUTPUT_DIR": str(folder)}
+    monkeypatch.setattr(failure, "_reserve", reserve)
+    prepare_failure(environ)
+    assert os.fstat(reserve[0]).st_blocks * 512 >= 8192 and list(folder.iterdir()) == []
+
+    def full(path, *_, **__):
+        Path(path).touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(failure, "open", full, raising=False)
+    write_failure("text", environ)
+    assert "failure (No space left on device)" in logged()
+    assert reserve == [] and list(folder.iterdir()) == []
 
 
 @pytest.fixture

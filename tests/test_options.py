@@ -28,6 +28,7 @@ PARSED = [
     # the words behind the script's name; the environment; what is seen
     ("--launcher-grace 5", {}, {"grace": 5}),
     ("--launcher-grace=5", {}, {"grace": 5}),
+    ("--launcher-grace 0", {}, {"grace": 0}),  # SIGKILL at once
     ("--train-script=a=b.py", {}, {"train_script": "a=b.py"}),
     ("--launcher_nproc_per_node 2 x", {}, {"nproc_per_node": 2, "script_args": ("x",)}),  # toolkit
     ("--launcher-nproc_per_node 2", {}, {"nproc_per_node": 2}),
@@ -117,10 +118,17 @@ def test_an_option_is_no_path(name):
 
 
 BAD = {
-    "nproc-per-node": ["0", "two", "", "\uff19"],  # the last is a digit, but not one of ours
+    "nproc-per-node": [
+        "0",
+        "1025",
+        "two",
+        "",
+        "\uff19",
+    ],  # the last is a digit, but not one of ours
     "rdzv-port": ["0", "65536"],
     "peer-port": ["x"],
     "start-timeout": ["0"],
+    "host-timeout": ["4"],
     "grace": ["-1", "1e3"],
     "failure-grace": ["99999999999"],
     "max-restarts": ["-1"],

@@ -4,10 +4,12 @@ What the hosts agree on is in test_peers.py, which needs no sockets.
 """
 
 import contextlib
+import errno
 import json
 import os
 import random
 import resource
+import select
 import selectors
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -112,6 +115,15 @@ def test_all_join_fail_together_and_leave(job):
     assert job.result() == Result(3, "rank 1 failed\n")
 
 
+def test_what_the_hosts_have_decided_stays_when_the_first_ones_launcher_fails(job):
+    first, *_ = job.join()
+    job.all_join()
+    first.say(Failure(Cause.OWN, 3, "rank 1 failed"))
+    job.wait(lambda: first.result)
+    first.channel.report_last(Failure(Cause.OWN, 70, "the launcher failed"))
+    assert job.result() == Result(3, "rank 1 failed\n")
+
+
 def limits(connection):
     """Return when the kernel probes, how often, and when it gives up: s."""
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
@@ -161,6 +173,14 @@ def test_garbage_changes_nothing(job, data):
     job.wait(lambda: not sender.is_alive())
     job.join(HOSTS[2])
     job.all_join()
+
+
+def test_of_many_refusals_the_first_are_logged(job, logged):
+    job.join(*HOSTS[:1])
+    for _ in range(25):
+        with job.connect(hello("127.0.0.9")) as connection:
+            job.wait(lambda: select.select([connection], [], [], 0)[0])
+    assert logged().count("refused a connection") == 20
 
 
 def test_nobody_can_connect_any_more_when_all_have_joined(job):
@@ -265,12 +285,15 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
             file.close()
 
 
-def test_a_limit_on_open_files_that_is_too_small(job, monkeypatch):
-    monkeypatch.setattr(System, "open_files", lambda _: (200, 20))
+@pytest.mark.parametrize("lacks", [197, 1, 0])
+def test_a_limit_on_open_files_that_is_too_small(job, monkeypatch, lacks):
+    needs = 20 + 299 + STRANGERS + 14  # 20 are open; the last ones are for what it starts later
+    monkeypatch.setattr(System, "open_files", lambda _: (needs - lacks, 20))
     job.hosts = MANY
     (first,) = job.join(MANY[0])
-    says = "launcher: 127.0.0.1 can have 200 files open (ulimit -n), but the connections of 300 hos"
-    assert first.result.text.startswith(says) and first.result.text.count("\n") == 1
+    says = f"launcher: 127.0.0.1 can have {needs - lacks} files open (ulimit -n), but the "
+    says += f"connections of 300 hosts need {needs}; raise that limit.\n"
+    assert (first.result and first.result.text) == (says if lacks else None)
 
 
 INVALID = [b"no JSON", b"[1]", b"NaN", b'{"x": 1e999}', b'{"x": ' + b"9" * 5000]
@@ -342,6 +365,13 @@ def test_a_port_that_is_taken_on_the_first_host(job):
     assert result.exit_code == 2 and first.has_left
     says = f"launcher: {HOSTS[0]} cannot listen on port {job.port} "
     assert result.text.startswith(says) and "(Address already in use)" in result.text
+
+
+def test_a_port_that_the_first_host_may_not_have(job, monkeypatch):
+    """Waiting does not help."""
+    monkeypatch.setattr(System, "listen", Mock(side_effect=PermissionError(errno.EACCES, "")))
+    (first,) = job.join(HOSTS[0])
+    assert "(Permission denied)" in first.result.text
 
 
 def test_a_stop_while_something_else_listens_in_the_first_hosts_place(job):

@@ -316,6 +316,9 @@ def test_a_rank_that_runs_on_after_its_script_is_reported():
     assert returning(lambda now: {}) == []  # a thread trains on
     later = returning(lambda now: {**nothing, "unchanged": now - 160} if now >= 160 else {})
     assert later == [(196, runs_on, 36, 1)]
+    child = {**nothing, "threads": [["", JOIN, False]], "child": "P-1 (pid 99)"}
+    ((_, place, *_),) = returning(lambda now: {**child, "unchanged": max(0, now - 95)})
+    assert place == "it is waiting for its child process P-1 (pid 99)"
     # Python is gone, and with it the thread that replies.
     assert returning(lambda now: {} if now < 110 else None)[0][1] == "in its exit handlers"
 
