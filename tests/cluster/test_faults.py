@@ -9,6 +9,7 @@ show.
 import io
 import re
 import time
+from typing import NamedTuple
 
 import pytest
 from conftest import more
@@ -110,52 +111,74 @@ HURRY = {"launcher_failure_grace": 4}
 LOOK = {"launcher_watch": 1, "launcher_hang_notify": 5, "launcher_hang_timeout": 10, **HURRY}
 WAIT = {"training": True, "hosts": 3, **LOOK}
 
-# What ranks do, in which job; with which code and words it ends, within how many seconds.
+
+class Deed(NamedTuple):
+    """What ranks do, by rank, in which job; with which code and words it ends, in how many seconds.
+
+    All hosts end in 3 s. Before that, LATER sleeps for 1 s, and a rank that does not end at SIGTERM
+    has a grace: 4 s in HURRY.
+    """
+
+    plan: dict[int, str]
+    job: dict[str, object]
+    code: int
+    says: str | re.Pattern[str]
+    within: float
+
+
+# Without progress for 10 s, two polls of 1 s and 4 s for reports; then all hosts end in 3 s.
+HANG = 10 + 2 * 1 + 4 + 3
 DEEDS = {
-    "raises in training": ({1: RAISE}, TRAIN_ON, 1, LAST + RAISED, 3),
-    "of the first host raises in training": ({0: RAISE}, TRAIN_ON, 1, FIRST + RAISED, 3),
-    "raises, as another one": ({0: RAISE, 1: RAISE}, TRAIN_ON, 1, "algo-", 3),
-    "exits": ({1: "sys.exit(3)"}, TRAIN_ON, 3, LAST + EXITED, 3),
-    "gets SIGSEGV": (
+    "raises in training": Deed({1: RAISE}, TRAIN_ON, 1, LAST + RAISED, within=3),
+    "of the first host raises in training": Deed({0: RAISE}, TRAIN_ON, 1, FIRST + RAISED, within=3),
+    "raises, as another one": Deed({0: RAISE, 1: RAISE}, TRAIN_ON, 1, "algo-", within=3),
+    "exits": Deed({1: "sys.exit(3)"}, TRAIN_ON, 3, LAST + EXITED, within=3),
+    "gets SIGSEGV": Deed(
         {1: LOAD.format("os.kill(os.getpid(), 11)")}, TRAIN_ON, 139,
-        LAST + "was killed by SIGSEGV (signal 11) in load, <string>:2\n", 3),
-    "gets SIGKILL": (
+        LAST + "was killed by SIGSEGV (signal 11) in load, <string>:2\n", within=3),
+    "gets SIGKILL": Deed(
         {1: "os.kill(os.getpid(), 9)"}, TRAIN_ON, 137,
-        LAST + KILLED + "no out-of-memory kill was recorded\n", 3),
-    "hits the memory limit": ({1: EATS}, {"memory": "1g"}, 137, LAST + KILLED + OOM, 3),
-    "has a loader's worker that hits the memory limit": (
-        {1: HUNGRY}, {**TRAIN_ON, "memory": "1g"}, 1, re.compile(WORKER + re.escape(OOM)), 6),
-    "leaves the others in training": (
+        LAST + KILLED + "no out-of-memory kill was recorded\n", within=3),
+    "hits the memory limit": Deed({1: EATS}, {"memory": "1g"}, 137, LAST + KILLED + OOM, within=3),
+    "has a loader's worker that hits the memory limit": Deed(
+        {1: HUNGRY}, {**TRAIN_ON, "memory": "1g"}, 1,
+        re.compile(WORKER + re.escape(OOM)), within=6),
+    # The coordinator waits for 3 s for a better cause than a broken connection.
+    "leaves the others in training": Deed(
         {1: "sys.exit(0)"}, TRAIN_ON, 1,
-        re.compile(LEFT + re.escape(FIRST) + "failed with RuntimeError: "), 3 + 3),
-    "raises while the others are in no collective": ({1: RAISE}, {}, 1, LAST + RAISED, 3),
-    "of the first host raises while the others are in no collective": (
-        {0: RAISE}, {}, 1, FIRST + RAISED, 3),
-    "raises, and one of another host ignores SIGTERM": (
-        {0: IGNORE, 1: LATER}, HURRY, 1, LAST + RAISED, 1 + 4 + 3),
-    "raises, and its sibling saves for 5 s": (
-        {2: LATER, 3: SAVE}, {"ranks": 2}, 1, SIBLING, 1 + 8),
-    "raises, and its sibling ignores SIGTERM": (
-        {2: LATER, 3: IGNORE}, {"ranks": 2, **HURRY}, 1, SIBLING, 1 + 4 + 3),
-    "raises and cleans up while another one sees its connection break": (
-        {0: CLEAN_UP, 1: SEE_IT_BREAK}, TRAIN_ON, 1, FIRST + RAISED, 1 + 3),
-    "of 16 hosts raises": (
-        {7: RAISE}, {"hosts": 16}, 1, "algo-16, rank 7 (local rank 0) " + RAISED, 6),
+        re.compile(LEFT + re.escape(FIRST) + "failed with RuntimeError: "), within=3 + 3),
+    "raises while the others are in no collective": Deed(
+        {1: RAISE}, {}, 1, LAST + RAISED, within=3),
+    "of the first host raises while the others are in no collective": Deed(
+        {0: RAISE}, {}, 1, FIRST + RAISED, within=3),
+    "raises, and one of another host ignores SIGTERM": Deed(
+        {0: IGNORE, 1: LATER}, HURRY, 1, LAST + RAISED, within=1 + 4 + 3),
+    "raises, and its sibling saves for 5 s": Deed(
+        {2: LATER, 3: SAVE}, {"ranks": 2}, 1, SIBLING, within=1 + 5 + 3),
+    "raises, and its sibling ignores SIGTERM": Deed(
+        {2: LATER, 3: IGNORE}, {"ranks": 2, **HURRY}, 1, SIBLING, within=1 + 4 + 3),
+    "raises and cleans up while another one sees its connection break": Deed(
+        {0: CLEAN_UP, 1: SEE_IT_BREAK}, TRAIN_ON, 1, FIRST + RAISED, within=1 + 3),
+    "of 16 hosts raises": Deed(
+        {7: RAISE}, {"hosts": 16}, 1, "algo-16, rank 7 (local rank 0) " + RAISED, within=6),
     # Python hangs with its traceback, so the rank is killed at the end of this grace.
-    "raises where nobody reads stderr": (
-        {0: SAVE, 1: RAISE}, {"first": FULL_PIPE, **HURRY}, 1, LAST + RAISED, 4 + 5),
+    "raises where nobody reads stderr": Deed(
+        {0: SAVE, 1: RAISE}, {"first": FULL_PIPE, **HURRY}, 1, LAST + RAISED, within=4 + 5),
     # Two others wait for it in a collective.
-    "sleeps": ({2: LOAD.format("time.sleep(600)")}, WAIT, 75, IN_LOAD, 19),
-    "reads": ({2: LOAD.format("os.read(os.pipe()[0], 1)")}, WAIT, 75, IN_LOAD, 19),
-    "locks": ({2: LOAD.format(LOCK)}, WAIT, 75, IN_LOAD, 19),
-    "loops": ({2: LOAD.format("while True: pass")}, WAIT, 75, IN_LOAD, 19),
-    "keeps Python's lock": ({2: LOAD.format(KEEP)}, WAIT, 75, re.compile(ABSENT + KEEPS), 19),
-    "gets SIGSTOP": (
+    "sleeps": Deed({2: LOAD.format("time.sleep(600)")}, WAIT, 75, IN_LOAD, within=HANG),
+    "reads": Deed({2: LOAD.format("os.read(os.pipe()[0], 1)")}, WAIT, 75, IN_LOAD, within=HANG),
+    "locks": Deed({2: LOAD.format(LOCK)}, WAIT, 75, IN_LOAD, within=HANG),
+    "loops": Deed({2: LOAD.format("while True: pass")}, WAIT, 75, IN_LOAD, within=HANG),
+    "keeps Python's lock": Deed(
+        {2: LOAD.format(KEEP)}, WAIT, 75, re.compile(ABSENT + KEEPS), within=HANG),
+    "gets SIGSTOP": Deed(
         {2: "os.kill(os.getpid(), signal.SIGSTOP)"}, WAIT, 75,
-        re.compile(ABSENT + STOPPED), 19 + 4),
-    "broadcasts": ({2: "dist.broadcast(torch.ones(1), 0)"}, WAIT, 75, re.compile(OTHER), 19),
-    "is through and does not end": (
-        {0: "pass", 1: UPLOADS}, LOOK, 75, ON + 'thread "uploader", in upload, <string>:4', 19 + 4),
+        re.compile(ABSENT + STOPPED), within=HANG + 4),
+    "broadcasts": Deed(
+        {2: "dist.broadcast(torch.ones(1), 0)"}, WAIT, 75, re.compile(OTHER), within=HANG),
+    "is through and does not end": Deed(
+        {0: "pass", 1: UPLOADS}, LOOK, 75,
+        ON + 'thread "uploader", in upload, <string>:4', within=HANG + 4),
 }  # fmt: skip
 ONE_OF_EACH = ("raises in training", "hits the memory limit", "keeps Python's lock")
 
@@ -172,9 +195,9 @@ def fault(job, matrix, request):
 
 @pytest.mark.parametrize("what", [what if what in ONE_OF_EACH else more(what) for what in DEEDS])
 def test_a_rank(fault, what):
-    plan, job, code, says, within = DEEDS[what]
-    fault.strikes(plan, **job)
-    fault.ends(code, says, within)
+    deed = DEEDS[what]
+    fault.strikes(deed.plan, **deed.job)
+    fault.ends(deed.code, deed.says, deed.within)
 
 
 @pytest.mark.more
