@@ -63,10 +63,8 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         hosts.append(Host(number, share.cpus, base_dir, {**variables, **internal}))
     words = [*chosen.words, *(chosen.script_args if refused else ())]
     loop = Loop(hosts, chosen.events, ["doctor"] * chosen.doctor + words, signals, output)
-    for line in [
-        *_beginning(chosen, shares, run_dir),
-        *_what_is_passed(chosen.script_args, passed, refused),
-    ]:
+    lines = _beginning(chosen, shares, run_dir)
+    for line in lines + _what_is_passed(chosen.script_args, passed, refused):
         output.say(line)
     end = ""
     try:

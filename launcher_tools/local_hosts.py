@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 
 from launcher import PACKAGE
+from launcher.errors import CannotExecuteError
 from launcher.host import processes, run_dir
 from launcher.host.processes import send, tie_to_this_process, tree
 from launcher.host.signals import Signals
@@ -24,7 +25,6 @@ from launcher_tools.local_options import KILL, LATE, Event
 from launcher_tools.local_output import LOGS, POLL_SECONDS, Output
 
 _TO_DIE = 10  # seconds for a process to die of SIGKILL
-_LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 
 
 @dataclass
@@ -60,17 +60,21 @@ class Host:
             os.sched_setaffinity(0, self.cpus)
 
         logs = [os.path.join(self.folder, name) for name in LOGS.values()]
-        with open(logs[0], "ab") as out, open(logs[1], "ab") as err:
-            self.process = processes.start(
-                [sys.executable, _LAUNCHER, *words],
-                self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                # Otherwise a terminal's Ctrl-C would reach it and its ranks directly.
-                start_new_session=True,
-                preexec_fn=begin,
-            )
+        try:
+            with open(logs[0], "ab") as out, open(logs[1], "ab") as err:
+                self.process = subprocess.Popen(
+                    [sys.executable, os.path.join(PACKAGE, "__main__.py"), *words],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    # Otherwise a terminal's Ctrl-C would reach it and its ranks directly.
+                    start_new_session=True,
+                    preexec_fn=begin,
+                )
+        except OSError as error:
+            problem = f"cannot start the launcher of {self.name}: {error.strerror}."
+            raise CannotExecuteError(problem) from None
 
     def stop(self) -> None:
         """Stop it as SageMaker would: SIGTERM to its launcher."""
@@ -134,10 +138,9 @@ class Loop:
 
     def _goes_on(self) -> bool:
         """Tell whether a host runs, or is still to start (none is after a failure)."""
-        if any(host.runs for host in self.hosts):
-            return True
         failed = any(host.process and host.process.returncode for host in self.hosts)
-        return not failed and any(event.act == LATE for event in self.events)
+        comes = not failed and any(event.act == LATE for event in self.events)
+        return comes or any(host.runs for host in self.hosts)
 
     def _do(self, event: Event) -> None:
         named = [host for host in self.hosts if event.host in ("", host.name)]

@@ -51,12 +51,7 @@ def shares(count: int, environ: Mapping[str, str], signals: Signals | None = Non
     gpus = [device for gpu in visible for device in gpu.devices]
     parts = divided(gpus, count) if len(gpus) >= count else [()] * count
     return [
-        Share(
-            address,
-            frozenset(cpu for core in own for cpu in core),
-            len(own),
-            tuple(part) if gpus else None,
-        )
+        Share(address, frozenset(itertools.chain(*own)), len(own), tuple(part) if gpus else None)
         for address, own, part in zip(found, divided(resources.physical_cores(), count), parts)
     ]
 
@@ -85,10 +80,16 @@ def addresses(count: int) -> list[str]:
 
 
 def free_ports() -> list[str]:
-    """Return two free ports, at random: two jobs at the same time get different ones."""
+    """Return two free ports, at random: two jobs at the same time get different ones.
+
+    Raises LaunchError if there are fewer.
+    """
     ports = random.SystemRandom().sample(_PORTS, len(_PORTS))
     free = (str(port) for port in ports if not _problem("", port))
-    return [*itertools.islice(free, 2)]
+    found = list(itertools.islice(free, 2))
+    if len(found) < 2:
+        raise LaunchError(f"no two ports from {_PORTS[0]} on are free; end programs that use them.")
+    return found
 
 
 def _problem(address: str, port: int) -> str:

@@ -9,10 +9,11 @@ placed by its time of day.
 
 import collections
 import datetime
+import itertools
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from launcher.text.protocol import decoded
@@ -207,7 +208,8 @@ def in_order(names: Sequence[str]) -> list[str]:
 def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[list[Line], float]:
     """Return all hosts' lines in order, in seconds since the job's first one; and that one's UTC.
 
-    `since` becomes the line's own time where it has none.
+    No line is earlier than those before it in its file. `since` becomes the line's own time where
+    it has none.
     """
     clocks = {name: lines[0].utc - lines[0].seconds for name, lines in logs.items()}
     starts = {
@@ -221,9 +223,10 @@ def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[list[Line], float]:
         shift = clocks[name] - clocks[first]
         if both:
             shift = starts[first][min(both)] - starts[name][min(both)]
-        for line in lines:
-            since = line.seconds if line.since < 0 else line.since
-            moved.append(line._replace(seconds=line.seconds + shift, since=since + shift))
+        latest = itertools.accumulate((line.seconds + shift for line in lines), max)
+        for line, at in zip(lines, latest):
+            since = at if line.since < 0 else line.since + shift
+            moved.append(line._replace(seconds=at, since=since))
     moved.sort(key=lambda line: line.seconds)
     began = moved[0].seconds
     in_seconds = [
@@ -363,38 +366,43 @@ def _events(lines: Sequence[Line]) -> tuple[list[Event], Marks]:
 
 
 def _listed(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines that are listed, in order; a restart after the failures of its attempt."""
+    """Yield the lines that are listed, by time; a restart at or after the failure that it is for.
+
+    Another host may have noted the restart a moment before that failure.
+    """
     roots, saved = _roots(lines), {line.rank for line in lines if line.event == "saved"}
     stop = min((line.seconds for line in lines if line.event == "stop"), default=float("inf"))
-    least = {(line.attempt, "restart"): line.seconds for line in lines if line.event == "failed"}
 
-    def place(line: Line) -> tuple[int, float, bool]:
-        at = max(line.seconds, least.get((line.attempt, line.event), 0.0))
-        return line.attempt, at, line.event == "restart"
+    def placed(line: Line) -> Line:
+        root = roots.get(line.attempt, line) if line.event == "restart" else line
+        return line._replace(seconds=max(line.seconds, root.seconds))
 
-    for line in sorted(lines, key=place):
-        code = line.exit_code or 0
-        if line.event == "failed" and line.cause != roots[line.attempt]:
+    for line in sorted(
+        map(placed, lines), key=lambda line: (line.seconds, line.event == "restart")
+    ):
+        if line.event == "failed" and line.cause != roots[line.attempt].cause:
             yield line._replace(event="also failed")
-        elif line.event == "ended" and line.rank is not None:
-            # Python ends by SIGINT after a KeyboardInterrupt, too, at which a script may save.
-            if (
-                line.seconds >= stop
-                and line.rank not in saved
-                and code < 0
-                and code != -signal.SIGINT
-            ):
-                yield line._replace(event="unsaved", cause=signal_name(-code), exit_code=None)
-        elif line.event in _LISTED:
+        elif _was_killed_unsaved(line, stop, saved):
+            name = signal_name(-(line.exit_code or 0))
+            yield line._replace(event="unsaved", cause=name, exit_code=None)
+        elif line.event in _LISTED and (line.event != "ended" or line.rank is None):
             yield line
 
 
-def _roots(lines: Sequence[Line]) -> dict[int, str]:
-    """Return, for each attempt, the cause of the failure that ended it, which the hosts name."""
+def _was_killed_unsaved(line: Line, stop: float, saved: Container[Optional[int]]) -> bool:
+    """Tell whether a stop killed a rank that had not saved."""
+    code = line.exit_code or 0
+    # Python ends by SIGINT after a KeyboardInterrupt, too, at which a script may save.
+    killed = line.event == "ended" and code < 0 and code != -signal.SIGINT
+    return killed and line.seconds >= stop and line.rank is not None and line.rank not in saved
+
+
+def _roots(lines: Sequence[Line]) -> dict[int, Line]:
+    """Return, for each attempt, the failure that ended it: the one that the hosts name."""
     roots = {}
     for attempt in {line.attempt for line in lines if line.event == "failed"}:
         here = [line for line in lines if line.attempt == attempt]
         named = " ".join(line.cause for line in here if line.event in ("restart", *_ENDS, "ended"))
-        failed = [line.cause for line in here if line.event == "failed"]
-        roots[attempt] = next((cause for cause in failed if cause[:100] in named), failed[0])
+        failed = [line for line in here if line.event == "failed"]
+        roots[attempt] = next((line for line in failed if line.cause[:100] in named), failed[0])
     return roots

@@ -26,7 +26,7 @@ from launcher.job import resources, toolkit
 from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
-from launcher_tools.local_hosts import Host
+from launcher_tools.local_hosts import Host, Loop
 from launcher_tools.local_output import Log
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
@@ -276,6 +276,27 @@ def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
     assert code() == 143
 
 
+def test_a_host_whose_folder_has_gone_cannot_start(tmp_path):
+    with pytest.raises(LaunchError) as error:
+        Host(2, frozenset(), str(tmp_path / "gone"), {}).start([])
+    words = "cannot start the launcher of algo-2: No such file or directory."
+    assert (str(error.value), error.value.exit_code) == (words, 126)
+
+
+def test_after_a_stop_of_all_no_late_host_starts():
+    late = local_options.Event(30.0, local_options.LATE, "algo-1")
+    loop = Loop([], [late], [], signals=None, output=None)
+    assert loop._goes_on()
+    loop._stop([], everybody=True)
+    assert not loop._goes_on()
+
+
+def test_a_machine_without_two_free_ports(monkeypatch):
+    monkeypatch.setattr(local_setup, "_PORTS", range(20000, 20001))
+    with pytest.raises(LaunchError, match="no two ports from 20000 on are free; end programs"):
+        local_setup.free_ports()
+
+
 @pytest.mark.parametrize(("argv", "says"), WRONG, ids=[row[1] for row in WRONG])
 def test_bad_input_is_one_line(script, argv, says):
     script("")
@@ -410,17 +431,30 @@ def test_ctrl_c_in_a_terminal_stops_the_job(script):
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvp(LOCAL[0], [*LOCAL, "--hosts", "1", "--", str(script(WITH_BAR))])
+    process = psutil.Process(pid)
     seen = b""
-    # In colour, the bar on a line that is cleared before, and that does not wrap.
-    bar = b"\r\x1b[K\x1b[?7l\x1b[0;36malgo-1 | \x1b[0m1"
-    end = b"\r\nThe job was stopped with exit code 143 after "
-    for text, keys in ((bar, b"\x03"), (b"saving", b""), (end, b"")):
+
+    def wait_for(text):
+        nonlocal seen
         while text not in seen:
             assert select.select([terminal], [], [], 60)[0], seen
-            seen += os.read(terminal, 65536)
-        os.write(terminal, keys)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
-    os.close(terminal)
+            try:
+                seen += os.read(terminal, 65536)
+            except OSError:  # it has ended
+                raise AssertionError(seen) from None
+
+    try:
+        # In colour, the bar on a line that is cleared before, and that does not wrap.
+        wait_for(b"\r\x1b[K\x1b[?7l\x1b[0;36malgo-1 | \x1b[0m1")
+        os.write(terminal, b"\x03")
+        wait_for(b"saving")
+        wait_for(b"\r\nThe job was stopped with exit code 143 after ")
+        assert process.wait(60) == 143
+    finally:
+        if process.is_running():
+            process.kill()
+            process.wait(60)
+        os.close(terminal)
 
 
 SAVES = """

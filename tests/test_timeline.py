@@ -79,6 +79,25 @@ def test_hosts_are_aligned_where_an_attempt_begins():
     ]  # fmt: skip
 
 
+def test_seconds_are_those_of_the_host_with_most_attempts():
+    one = line(2, "began", job="x") + line(7, "attempt")
+    two = line(0, "began", "algo-2", job="x") + line(2, "attempt", "algo-2")
+    two += line(22, "attempt", "algo-2", attempt=2)
+    found = drawn_of(one.replace("T16:", "T05:"), two)
+    assert found.utc % 86400 == 16 * 3600 - 3  # algo-1 began 3 s before algo-2's 16:00:00
+
+
+def test_a_line_is_not_earlier_than_those_before_it_in_its_file():
+    text = line(0, "began", job="x") + line(9, "attempt") + line(7, "runs", rank=0)
+    (lane,) = drawn_of(text + line(30, "ended", exit_code=0)).lanes
+    assert kinds(lane) == [("joining", 0, 9), ("training", 9, 21)]
+
+
+def test_lanes_are_in_peoples_order():
+    texts = [line(0, "began", f"algo-{number}", job="x") for number in (10, 2, 1)]
+    assert [*drawn_of(*texts).hosts] == ["algo-1", "algo-2", "algo-10"]
+
+
 def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it():
     cause = "algo-1, rank 2 (local rank 2) failed with ValueError: x"
     text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
@@ -109,21 +128,36 @@ def test_who_only_failed_with_another_is_so_called_in_a_short_line():
 
 
 @pytest.mark.parametrize("also_at", [None, 9.6])
-def test_a_restart_is_listed_after_its_failures_though_another_host_notes_it_earlier(also_at):
+def test_a_restart_is_listed_after_its_failure_though_another_host_notes_it_earlier(also_at):
     """Hosts are aligned but for the network's delay; and ranks may fail while they are stopped."""
     cause = "algo-2, rank 1 (local rank 0) failed with ValueError: x"
     one = line(0, "began", job="x") + line(1, "attempt") + line(7.99, "restart", cause=cause)
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(8, "failed", "algo-2", rank=1, cause=cause, exit_code=1)
     two += line(8.01, "restart", "algo-2", cause=cause)
+    also = [("also failed", "algo-2, rank 2")] if also_at else []
     if also_at:
         two += line(also_at, "failed", "algo-2", rank=2, cause="Connection closed by peer")
     found = drawn_of(one, two)
     assert [(event.kind, event.where) for event in found.events] == [
-        ("failed", "algo-2, rank 1"),
-        *([("also failed", "algo-2, rank 2")] if also_at else []),
-        ("restart", "all hosts"),
-    ]
+        ("failed", "algo-2, rank 1"), ("restart", "all hosts"), *also,
+    ]  # fmt: skip
+    assert adds_up(found)
+
+
+def test_events_are_listed_by_time_whatever_their_attempt():
+    """algo-2 has never heard of attempt 2, nor of the failure; a rank fails during the stop."""
+    cause = "algo-1, rank 0 (local rank 0) failed with ValueError: x"
+    one = line(0, "began", job="x") + line(1, "attempt") + line(5, "failed", rank=0, cause=cause)
+    one += line(5.1, "restart", cause=cause) + line(7, "stop")
+    one += line(9, "failed", rank=1, cause="Connection closed by peer")
+    one += line(10, "attempt", attempt=2) + line(20, "failed", attempt=2, rank=0, cause="z")
+    two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
+    two += line(30, "ended", "algo-2", cause="algo-1 was lost", exit_code=69)
+    assert [(event.kind, event.line.seconds) for event in drawn_of(one, two).events] == [
+        ("failed", 5), ("restart", 5.1), ("stop", 7), ("also failed", 9), ("failed", 20),
+        ("ended", 30),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("code", [-15, -9])
@@ -141,9 +175,10 @@ def test_a_stop_that_killed_ranks_is_no_save_and_is_listed(code):
     assert (stop.kind, unsaved.kind) == ("stop", "unsaved")
     assert unsaved.summary == f"algo-1, rank 0 and 1 more: {name}"
     saved = "".join(line(8.9, "saved", rank=rank) for rank in (0, 1))
-    found = drawn_of(text + saved + ends.replace(str(code), "0"))
-    assert [event.kind for event in found.events] == ["stop", "saved"]
-    assert [bar.kind for bar in lane_of(found, 0).bars][2:] == ["training", "saving"]
+    for exit_code in ("0", str(code)):  # a rank may be killed when it has saved
+        found = drawn_of(text + saved + ends.replace(str(code), exit_code))
+        assert [event.kind for event in found.events] == ["stop", "saved"]
+        assert [bar.kind for bar in lane_of(found, 0).bars][2:] == ["training", "saving"]
 
 
 def test_who_ended_before_the_stop_or_by_an_interrupt_is_not_called_unsaved():
@@ -219,6 +254,8 @@ def test_nothing_is_known_of_a_host_from_when_it_was_lost():
     found = drawn_of(one, two)
     assert lane_of(found, 1).bars[-1] == ("unknown", 9, 3, 1, "lost: its launcher died")
     assert marks(found, "algo-2") == ["lost"] and adds_up(found)
+    found = drawn_of(one, two + line(11, "ended", "algo-2", exit_code=69))  # it lived, cut off
+    assert [bar.kind for bar in lane_of(found, 1).bars][-2:] == ["training", "ended"]
 
 
 def test_a_host_without_a_word_of_its_end_is_unknown_after_its_last():
@@ -317,11 +354,25 @@ def test_of_several_jobs_in_a_folder_the_last_is_drawn(tmp_path):
     old = line(0, "began", job="old") + line(2, "runs", rank=5)
     new = line(60, "began", job="new") + line(62, "runs", rank=0)
     folder = write(
-        tmp_path / "logs", {"algo-1": old + new, "algo-2": old.replace("algo-1", "algo-2")}
+        tmp_path / "logs", {"algo-1": old, "algo-2": (old + new).replace("algo-1", "algo-2")}
     )
     found = tool.read(str(folder))
     assert (found.job, [lane.rank for lane in found.lanes]) == ("new", [0])
-    assert found.notes == ["algo-2: its last job is old, not this one"]
+    assert found.notes == ["algo-1: its last job is old, not this one"]
+
+
+def test_a_file_that_names_no_job_is_of_the_job_that_the_others_name():
+    """As of a launcher that was killed, whose first line is lost."""
+    found = drawn_of(line(0, "began", job="x"), line(60, "runs", "algo-2", rank=1))
+    assert (found.job, [*found.hosts], found.notes) == ("x", ["algo-1", "algo-2"], [])
+
+
+def test_a_second_file_of_the_same_host_is_noted(tmp_path):
+    text = line(0, "began", job="x") + line(2, "runs", rank=0)
+    copy = line(0, "began", job="x") + line(2, "runs", rank=7)
+    found = tool.read(str(write(tmp_path / "logs", {"algo-1": text, "algo-1-copy": copy})))
+    assert [lane.rank for lane in found.lanes] == [0]
+    assert found.notes == ["algo-1-copy/events.jsonl belongs to algo-1, which has another file"]
 
 
 # The command.

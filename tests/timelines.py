@@ -81,6 +81,8 @@ def adds_up(found: Any) -> bool:
             assert bar.start == pytest.approx(at, abs=1e-6) and bar.kind in KINDS
             at += bar.seconds
         assert at == pytest.approx(found.seconds, abs=1e-6), lane
+    times = [event.line.seconds for event in found.events]
+    assert times == sorted(times)
     marked = {number for marks in found.marks.values() for _, number in marks}
     assert {found.events[number].kind for number in marked} <= set(MARKS)
     return True
