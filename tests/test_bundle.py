@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import REPO, completed
+from conftest import REPO, completed, findings
 
 BUILD = [sys.executable, str(REPO / "bundle" / "build.py")]
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -213,6 +213,9 @@ def test_local_starts_the_same_file_whose_every_part_is_found(script, one_file):
     assert "algo-1 | launcher: attempt 1 of 2 failed after " in done.stderr
     assert done.stdout.count(" | True\n") >= 3 and " cold" not in done.stderr
     assert Path("l/algo-2/attempt-2/rank-1.log").read_text() == "True\n"
+    done = completed(sys.executable, one_file, "doctor", "--json")
+    ((level, text),) = findings(done.stdout)["torch"]
+    assert level == "ok" and text.startswith("torch ")
 
 
 def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):

@@ -54,31 +54,32 @@ RAISED *= sys.version_info >= (3, 10)  # no earlier Python tells
 
 
 @pytest.mark.parametrize(
-    ("line", "size", "says"),
+    ("line", "size", "says", "restarts", "code"),
     [
-        pytest.param("", "2000", ABSENT, marks=recorded),
-        pytest.param(COUNTED, "0", NOT_BEGUN, marks=counted),
+        pytest.param("", "2000", ABSENT, 1, 0, marks=recorded),
+        pytest.param(COUNTED, "0", NOT_BEGUN, 0, 75, marks=counted),
     ],
     ids=["gloo", "NCCL"],
 )
-def test_a_rank_that_does_not_come_is_named_and_its_job_restarted(
-    start_two, script, line, size, says
+def test_a_rank_that_does_not_come_is_named_and_its_job_restarted_or_ended(
+    start_two, script, line, size, says, restarts, code
 ):
-    options = (*OPTIONS, "--launcher-hang-timeout", "4", "--launcher-max-restarts", "1")
+    options = (*OPTIONS, "--launcher-hang-timeout", "4", "--launcher-max-restarts", restarts)
     path = script(LOCKED.format(counted=line))
     hosts = start_two("--train-script", path, *options, TORCH_FR_BUFFER_SIZE=size)
     codes = [host.wait() for host in hosts]
     log = "".join(host.log() for host in hosts)
-    assert codes == [0, 0], log
+    assert codes == [code, code], log
     named = f"127.0.0.2, rank 1 (local rank 0) {says}; rank 1 is in load, script.py:11{RAISED}"
     said = rf"^launcher: ranks have made no progress for [\d.]+ s: {re.escape(named)}\.$"
     assert re.search(said, hosts[0].err, re.MULTILINE), log
     for host in hosts:
-        why = (
-            r"attempt 1 of 2 failed after [\d.]+ s: ranks have made no progress for "
-            r"(?:9\.\d|\d\d+) s: "
-        )
-        assert len(re.findall(f"{why}{re.escape(named)};", host.err)) == 1, log
+        why = rf"ranks have made no progress for (?:9\.\d|\d\d+) s: {re.escape(named)}"
+        if restarts:
+            failed = rf"attempt 1 of 2 failed after [\d.]+ s: {why};"
+            assert len(re.findall(failed, host.err)) == 1, log
+        else:
+            assert re.match(rf"{why}\.?\nexit code 75 ", host.failure), log
     assert "launcher: rank 1:\n" in hosts[0].err, log  # the stacks
     assert re.search(r'launcher:     File ".*script.py", line 11, in load\n', hosts[0].err), log
 

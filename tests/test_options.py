@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from launcher import cli
 from launcher.errors import LaunchError
 from launcher.job import options
 from launcher.job.arguments import parse, split, wants_help
@@ -11,6 +12,7 @@ from launcher.job.help import help_text
 from launcher.job.options import OPTIONS
 from launcher.result.causes import of_error
 from launcher.text.words import flag
+from launcher_tools import local_options
 
 RUN = ["--train-script", "t.py"]
 
@@ -162,3 +164,11 @@ def test_help_is_complete_and_only_asked_for_alone():
     assert max(map(len, text.splitlines())) < 120
     assert wants_help(["--help"]) and wants_help([*RUN, "--launcher_help"])
     assert not wants_help([*RUN, "--help"])
+
+
+def test_the_helps_have_every_command_and_every_option_of_local():
+    for command in ("init", *cli._TOOLS):
+        assert re.search(rf"^  {command}\b", help_text(), re.MULTILINE)
+    for action in local_options._parser()._actions:
+        (option,) = action.option_strings
+        assert re.search(rf"^  {option}\b", local_options.HELP, re.MULTILINE)

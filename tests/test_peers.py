@@ -425,6 +425,12 @@ def test_a_restart_has_a_time_out(cleared, says, given, seconds):
     assert first.due == pytest.approx(10.3 + seconds + BOUND)
 
 
+def test_a_restart_of_a_single_host_has_no_time_out():
+    first = Host(FIRST, (FIRST,), max_restarts=3, restart_timeout=5)
+    first.hears(FIRST, failed(), 10)
+    assert first.due == 10 + BOUND
+
+
 def test_times_within_a_line_do_not_make_another_failure_of_it():
     first = ready(max_restarts=3)
     line = "; see that rank's last lines on stderr, at 12:{:02}:56 UTC"
@@ -472,6 +478,10 @@ DEPARTED = {
         [(12, THIRD, Succeeded(rank, age)) for rank, age in ((5, 1.9), (4, 0.5), (0, 1.0))],
         "algo-3, rank 5 and 2 more were ending with exit code 0 when rank 2 failed",
     ),
+    "all": (
+        [(12, host, SUCCEEDED) for host in HOSTS],
+        "algo-1, rank 0 and 2 more were ending with exit code 0 when rank 2 failed",
+    ),
     "nobody": ([], ""),
 }
 
@@ -492,10 +502,11 @@ def test_the_rank_is_named_that_had_left_when_a_connection_broke(events, line):
     assert ended(first, 13).text.splitlines() == lines
 
 
-def test_a_failure_that_says_when_it_was_is_compared_with_that_time():
+@pytest.mark.parametrize("cause", [Cause.SECONDARY, Cause.TIMED_OUT])
+def test_a_failure_that_says_when_it_was_is_compared_with_that_time(cause):
     first = ready()
     first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, BROKEN._replace(age=1.3), 10)
+    first.hears(SECOND, BROKEN._replace(age=1.3, cause=cause), 10)
     assert ended(first, 13).cause == "algo-3, rank 5 was ending with exit code 0 when rank 2 failed"
 
 

@@ -215,6 +215,12 @@ def test_what_is_taken_and_said_in_the_log(cluster, argv, environ, remark):
     assert plan(*shlex.split(argv), cluster=cluster, environ=environ).remark == remark
 
 
+def test_two_surprises_are_one_line():
+    _, _, line = job("--launcher-smddp-compat", environ={"PET_MAX_RESTARTS": "1"}).lines()
+    assert "PET_MAX_RESTARTS=1 is used instead of 0." in line
+    assert "smdistributed.dataparallel: AWS's is not installed" in line
+
+
 SEVERAL = "cluster of several hosts"
 STANDALONE = "each would train by itself"
 COMPILES = {"RUN_NEURON_PARALLEL_COMPILE": "1", "PATH": "/no/such"}

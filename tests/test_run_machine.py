@@ -12,7 +12,7 @@ from jobs import job_of
 
 from launcher.errors import Disposition
 from launcher.peers.events import Alone
-from launcher.peers.messages import Cleared, End, FromMember, Start, Stop, Succeeded
+from launcher.peers.messages import Cleared, End, FromMember, Leave, Start, Stop, Succeeded
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, stopped
 from launcher.result.raised import Exit, Link
 from launcher.run import machine
@@ -20,6 +20,7 @@ from launcher.run.events import (
     KeeperCleared,
     KeeperJoined,
     KeeperLost,
+    KillTorchrun,
     NothingLeft,
     RankEnded,
     RankExits,
@@ -86,6 +87,13 @@ def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, a
     assert host.told == [Succeeded(1, age)]
 
 
+@pytest.mark.parametrize(("others", "alone"), [(True, 2), (False, 0)])
+def test_ranks_have_exchanged_nothing_only_if_all_say_so(others, alone):
+    host = running().at(5.0, ScriptEnded(0, alone=others), ScriptEnded(1, alone=True))
+    host.at(5.0, RankEnded(0, Exit(0)), RankEnded(1, Exit(0)))
+    assert host.told == [Succeeded(1, 0.0, are_all=True, alone=alone)]
+
+
 @pytest.mark.parametrize(("between", "name"), [(60.0, "pin"), (61.0, "later")])
 def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
     """The first of them: the others may follow from it."""
@@ -109,12 +117,39 @@ def test_what_a_rank_has_said_comes_before_the_end_of_torchrun():
         (TorchrunEnded(-9, oom="out of memory"), "", "torchrun was killed by SIGKILL (signal 9); "),
         (TorchrunEnded(1, "OSError: x"), "", "torchrun failed: OSError: x"),
         (TorchrunEnded(3), COMPILE, f"{COMPILE} failed"),
+        (TorchrunEnded(0), COMPILE, "it ended before torchrun had succeeded"),
         (KeeperLost(1), "", "rank 1 (local rank 1): its keeper was killed"),
     ],
 )
 def test_what_ends_before_the_job_has_failed(event, runner, says):
     (failed,) = running(runner=runner).at(5.0, event).told
     assert says in failed.headline and not failed.may_restart
+
+
+WORKS_ON = (End(1, SUCCESS), *CLEARED, Leave(SUCCESS))
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ((*WORKS_ON, TorchrunEnded(3)), 3),
+        ((WORKS_ON[0], TorchrunEnded(3), *WORKS_ON[1:]), 3),
+        ((TorchrunEnded(3), *WORKS_ON), 3),  # they cross
+        ((*WORKS_ON, TorchrunEnded(0)), 0),
+        ((*WORKS_ON, Stop(TERM)), 143),
+        ((WORKS_ON[0], Stop(TERM), *WORKS_ON[1:]), 143),
+        ((Stop(TERM), *WORKS_ON), 143),  # they cross
+    ],
+)
+def test_a_program_that_runs_torchrun_may_work_on_after_a_success(events, code):
+    assert machine.due(running(runner=COMPILE).at(5.0, *WORKS_ON).state) == math.inf
+    host = running(runner=COMPILE).at(5.0, *events)
+    assert host.state.result.exit_code == code
+    assert (KillTorchrun() in host.done) == (code == 143)
+    if code == 143:
+        host.at(6.0, TorchrunEnded(-9))
+    assert isinstance(host.at(6.0, NothingLeft()).state.phase, Done)
+    assert host.state.result.exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -250,9 +285,30 @@ def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
     host = running().at(5.0, STOP, RankEnded(0, Exit(1), response=handles))
     assert host.lines == ["during the stop: algo-1, rank 0 (local rank 0) ended with exit code 1."]
     assert host.at(6.0, RankEnded(1, Exit(143), response=handles)).lines == []
+    # By somebody else: its grace is not over.
+    host = running().at(5.0, STOP).at(6.0, RankEnded(0, Exit(-9), response=handles))
+    assert host.lines == [f"during{KILLED.removeprefix('before')}."]
 
 
-@pytest.mark.parametrize("stop", [(STOP,), (Stop(TERM), ALONE)])
+def test_a_stop_before_ranks_run_is_said():
+    host = Host(Start(1, 0), *JOINED).at(2.0, Stop(TERM))
+    assert host.lines == ["SIGTERM (signal 15): stopping before any rank of algo-1 has started."]
+
+
+def test_a_stop_during_a_restart_leaves_the_restarts_end_to_clear():
+    """If there is no restart, the coordinator gives no other."""
+    host = running().at(5.0, RESTART, Stop(TERM), *(one._replace(number=2) for one in CLEARED))
+    assert host.told == [Cleared(1, 0)]
+
+
+def test_processes_that_survive_are_given_up():
+    host = running().at(5.0, FAILURE, CLEARED[0], KeeperCleared(1, 1, 2))
+    assert host.told == [Cleared(1, 2)] and host.lines == [
+        "2 processes of the job survived SIGKILL for 5 s (stuck in the kernel); giving up on them."
+    ]
+
+
+@pytest.mark.parametrize("stop", [(STOP,), (Stop(TERM), ALONE), (STOP, RAISED)])
 def test_a_rank_that_is_killed_at_the_end_of_its_grace_is_said_once(stop):
     """Also where nobody commands it any more."""
     host = running().at(5.0, *stop).due(23.0)

@@ -91,47 +91,62 @@ def test_the_parts_add_up(started, attempt, trains, closes, later, number, resul
 
 
 UNSAVED = [
-    # the signal, ranks, what is said of them
-    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks had no SIGTERM handler yet"),
-    (15, [(DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet"),
-    (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks had no SIGTERM handler yet"),
-    (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks had no SIGHUP handler yet"),
-    (2, [(DEFAULT, -2)], "1 of 1 rank had no SIGINT handler yet"),
+    # the signal, ranks, what is said of them, and what the ranks did
+    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks had no SIGTERM handler yet", "stopping"),
+    (15, [(DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet", "stopping"),
+    (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks had no SIGTERM handler yet", "saving"),
+    (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks had no SIGHUP handler yet", "saving"),
+    (2, [(DEFAULT, -2)], "1 of 1 rank had no SIGINT handler yet", "stopping"),
     # The first one's end is not of the stop.
-    (15, [(None, -15), (DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet"),
-    (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
-    (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught
+    (15, [(None, -15), (DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet", "stopping"),
+    (15, [(HANDLES, -15)], "", "saving"),  # what has saved may end itself so
+    (2, [(HANDLES, -2)], "", "saving"),  # Python's KeyboardInterrupt, which may have been caught
     (
         15,
         [(DEFAULT, -9), (IGNORES, -9), (HANDLES, 0), (DEFAULT, None)],
         "2 of 4 ranks did not exit",
+        "saving",
     ),
-    (15, [(HANDLES, -9)], "1 of 1 rank did not exit"),
-    (1, [(DEFAULT, -15)], ""),  # by another signal
-    (15, [(None, 0), (None, 1)], ""),
+    (15, [(HANDLES, -9)], "1 of 1 rank did not exit", "saving"),
+    (1, [(DEFAULT, -15)], "", "saving"),  # by another signal
+    (15, [(None, 0), (None, 1)], "", "stopping"),
 ]
 
 
-@pytest.mark.parametrize(("number", "ranks", "said"), UNSAVED)
-def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
+@pytest.mark.parametrize(("number", "ranks", "said", "did"), UNSAVED)
+def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said, did):
     *unsaved, last = summary.lines(state(stopped(number), ranks=ranks), 113.0)
     assert len(unsaved) == bool(said)
     for line in unsaved:
         assert line.startswith(f"algo-1: {said}")
         ends = r"within 100 s: killed\.|: killed without saving; install one at .*script\."
-        assert re.search(f"{ends}$", line)
-    is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
-    assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'stopping'} 3.0 s.")
+        assert re.search(f"(?:{ends})$", line)
+    assert last.endswith(f"training 6.0 s, {did} 3.0 s.")
     for result in (FAILED, SUCCESS):
-        assert "of 1 rank" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))
+        lines = summary.lines(state(result, ranks=ranks), 113.0)
+        assert not re.search(r"\d of \d rank", "".join(lines))
 
 
-@pytest.mark.parametrize("line", ["", "Traceback of a collective that broke for it\n"])
-def test_a_cause_that_the_log_has_is_not_said_again(line):
+def test_a_rank_that_somebody_killed_before_its_grace_ended_did_not_exit_late():
+    killed = Rank(0, 0, pid=71, response=HANDLES, exit_code=-9, ended_at=12.0)
+    (last,) = summary.lines(state(stopped(15))._replace(ranks={0: killed}), 113.0)
+    assert last.endswith("saving 3.0 s.")
+
+
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        ("", []),
+        ("Traceback of a collective that broke for it\n", []),
+        ("no restart: port 1 is taken\n", ["no restart: port 1 is taken."]),
+    ],
+)
+def test_a_cause_that_the_log_has_is_not_said_again(line, more):
     failed = state(FAILED._replace(text=FAILED.text.replace("\nexit", f"\n{line}exit")))
-    assert summary.lines(failed, 113.0)[0] == "algo-1, rank 0 failed"
-    (last,) = summary.lines(failed._replace(cause="algo-1, rank 0 failed"), 113.0)
+    *said, last = summary.lines(failed, 113.0)
+    assert said == ["algo-1, rank 0 failed", *more]
     assert last.startswith("algo-1: exit code 1; 13 s in total: ")
+    assert summary.lines(failed._replace(cause=said[0]), 113.0) == [*more, last]
 
 
 # What SageMaker would upload.
