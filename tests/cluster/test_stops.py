@@ -92,3 +92,16 @@ def test_awss_own_pid_1_passes_no_stop_on(job, aws_image):
     job.stop(limit=3)
     assert job.wait() == {"algo-1": 137}
     assert "saved" not in job.logs()
+
+
+@pytest.mark.more
+def test_a_stop_below_another_init(job):
+    job.add("algo-1")
+    job.will_run(SAVE, TRAIN, save_seconds=2)
+    host = job["algo-1"]
+    host.options["init"] = True  # tini as PID 1, sm-launch init below it
+    job.start()
+    host.wait_for("ready to be stopped")
+    host.stop()
+    assert host.wait() == STOPPED, host.log()
+    assert '"saved":' in host.log()
