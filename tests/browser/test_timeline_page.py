@@ -122,8 +122,9 @@ def test_what_has_happened_is_a_list_with_what_belongs_to_it(opened, width):
 
 def test_the_traceback_of_a_rank_that_only_followed_is_folded(opened):
     follows = {"cause": "rank 0 failed with RuntimeError", "exit_code": 1, "text": "Traceback\n  y"}
-    text = small()["algo-1"] + line(9.2, "failed", rank=0, **follows)
-    page = opened({"algo-1": text}, 390)
+    *rows, ended = small()["algo-1"].splitlines(keepends=True)
+    rows += [line(9.2, "failed", rank=0, **follows), ended]
+    page = opened({"algo-1": "".join(rows)}, 390)
     shown = page.locator("pre").evaluate_all("all => all.map(item => item.checkVisibility())")
     assert shown == [True, False, False]  # the reason, too
     assert page.locator("#list li").nth(1).inner_text().startswith("16:00:09 also failed algo-1, r")
