@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import hydra
@@ -26,6 +27,7 @@ def main(config):
     resumed = int(saved.read_text()) if saved.exists() else 0
     if config.event == "fail":
         saved.write_text("4")
+        time.sleep(1)  # a folder by the time has whole seconds in its name
         fail_once(6)
     say(
         config=OmegaConf.to_container(config),
