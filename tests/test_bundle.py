@@ -178,7 +178,8 @@ if os.environ["RANK"] == "1":
 @pytest.mark.torch
 def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path):
     """And with an untidy name for the folder of temporary files."""
-    source, temporary = tmp_path / "a source", tmp_path / "a" / "b"
+    source, short = tmp_path / "a source", Path(os.environ["TMPDIR"])
+    temporary = short / "a" / "b"
     source.mkdir()
     temporary.mkdir(parents=True)
     one_file.rename(source / "launcher.py")
@@ -186,7 +187,7 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     source.chmod(0o555)
     os.chdir(source)
     words = ("--train-script", "script.py", "--launcher-nproc-per-node", 2)
-    environ = {"PYTHONPATH": str(source), "TMPDIR": "../a//../a/b"}
+    environ = {"PYTHONPATH": str(source), "TMPDIR": f"{os.path.relpath(short)}/a//../a/b"}
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
     assert "{'0o700'} 2\n" in host.out, host.log()
