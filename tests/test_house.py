@@ -63,7 +63,12 @@ OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
-MOST_LINES_OF_FOLDERS = {("",): 8124, ("run", "warm"): 2863, ("peers",): 933}
+MOST_LINES_OF_FOLDERS = {
+    ("",): 7988,
+    ("run", "warm"): 2772,
+    ("peers",): 881,
+    ("../launcher_tools",): 2000,
+}
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER}
