@@ -377,9 +377,8 @@ def _listed(lines: Sequence[Line]) -> Iterator[Line]:
         root = roots.get(line.attempt, line) if line.event == "restart" else line
         return line._replace(seconds=max(line.seconds, root.seconds))
 
-    for line in sorted(
-        map(placed, lines), key=lambda line: (line.seconds, line.event == "restart")
-    ):
+    listed = map(placed, lines)
+    for line in sorted(listed, key=lambda line: (line.seconds, line.event == "restart")):
         if line.event == "failed" and line.cause != roots[line.attempt].cause:
             yield line._replace(event="also failed")
         elif _was_killed_unsaved(line, stop, saved):

@@ -64,10 +64,10 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7988,
-    ("run", "warm"): 2772,
+    ("",): 7986,
+    ("run", "warm"): 2770,
     ("peers",): 881,
-    ("../launcher_tools",): 2000,
+    ("../launcher_tools",): 1999,
 }
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

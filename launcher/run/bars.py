@@ -62,9 +62,8 @@ class Bars:
             lines.append(printed[0])
             text = text[printed.end() :]
             row.text, self._is_at_begin = b"", True
-        elif (
-            printed
-        ):  # it takes the place of this row, and moves down to the next, as on a terminal
+        elif printed:
+            # It takes the place of this row, and moves down to the next, as on a terminal.
             lines += [row.state + b"\n"] * row.is_new
             self._rows[self._at] = _Row()
         self._fed_at = now
