@@ -53,8 +53,8 @@ usage: sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]
 
 Run a training job on this machine as if on several SageMaker hosts. Each host has its own launcher,
 its own folder in place of /opt/ml, and its share of this machine's cores and GPUs. Arguments reach
-the script as SDK v2 passes hyperparameters (`--flag true` becomes `--flag True`); SDK v3 passes
-them as they are.
+the script as SDK v2 passes hyperparameters: sorted, and `--flag true` becomes `--flag True`; SDK v3
+leaves such words and the order.
 
   --hosts N                number of hosts, algo-1 to algo-N (default: 2)
   --nproc-per-node auto|N  processes per host (default: auto, one per GPU, else 1)
