@@ -141,7 +141,7 @@ class Options(NamedTuple):
         "port of torchrun's rendezvous (the c10d store) on the first host")
     peer_port: int = _option(29401, "PORT", _PORT, "port of the launcher channel on the first host")
     start_timeout: int = _option(900, "SECONDS", whole(1, _DAY),
-        "fail the job if not all hosts have joined, and started their ranks, within so many "
+        "fail the job if not all hosts have joined, and started their ranks, within this many "
         "seconds")
     restart_timeout: int | None = _option(None, "SECONDS", whole(1, _DAY, "auto"),
         "fail the job if a restart waits longer than this for the failed attempt's end on all "

@@ -49,7 +49,7 @@ def is_end_of_stop(exit_code: int | None, number: int) -> bool:
 
 
 def may_follow(event: Any) -> bool:
-    """Whether an event may follow from a stop of all processes, not read by this launcher yet.
+    """Whether an event may follow from a stop of all processes that this launcher has not read yet.
 
     Torchrun tells its stubs to end at a stop, and ranks end.
     """

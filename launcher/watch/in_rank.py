@@ -156,7 +156,7 @@ class Replier:
             self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which begins to reply after so many seconds."""
+        """Start the thread, which begins to reply after this many seconds."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
         with contextlib.suppress(RuntimeError):  # ulimit -u
