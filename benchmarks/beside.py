@@ -17,6 +17,7 @@ What is measured:
 
 - start: from the start of the first host's launcher until the last rank's first all-reduce has
   ended (gloo); and at that moment the CPU seconds and the PSS of all processes of the job.
+- whole: the same job, from the start of its first host's launcher until all launchers have ended.
 - stop: from SIGTERM to the launcher until the last rank's handler runs.
 - failure: two hosts; from an exception on the second one until the launchers of both have ended.
   The other ranks are in no collective, or in one.
@@ -84,6 +85,9 @@ if case == "stop":
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 note("reduced", time.monotonic())
+if case == "whole":
+    dist.destroy_process_group()
+    sys.exit()
 now = os.path.join(folder, "now")
 while case == "failure-collective" and not (fails and os.path.exists(now)):
     dist.all_reduce(torch.ones(1))
@@ -109,7 +113,8 @@ class Running:
 
     def __init__(self, way: str, figure: str, folder: Path, patience: float):
         asked = FIGURES[figure]
-        self._case = figure if figure.startswith("failure") or figure == "restart" else "stop"
+        case = figure.partition("-1x")[0]
+        self._case = case if case.startswith(("failure", "restart", "whole")) else "stop"
         self._way, self._folder, self._patience = way, folder, patience
         self._all = range(asked.hosts * asked.ranks)
         script = folder / "script.py"
@@ -208,9 +213,13 @@ class Running:
         failed = self.noted("failed", 1, self._patience)
         if not failed:
             raise Failed(f"no rank failed: {self.log()}")
-        while time.monotonic() < failed[0] + self._patience:
+        return self.ends(failed[0])
+
+    def ends(self, since: float) -> Value:
+        """Return the seconds until no launcher is left."""
+        while time.monotonic() < since + self._patience:
             if all(launcher.poll() is not None for launcher in self._launchers):
-                return time.monotonic() - failed[0]
+                return time.monotonic() - since
             time.sleep(0.002)
         return NEVER
 
@@ -245,6 +254,8 @@ def measured(way: str, figure: str, wanted: list[str], patience: float) -> dict[
                 found: dict[str, Value] = {figure: running.started()}
                 if figure.startswith("failure"):
                     return {figure: running.fail()}
+                if figure.startswith("whole"):
+                    return {figure: running.ends(running.began)}
                 if "cpu" in wanted:
                     found["cpu"] = cpu_of_all()
                 if "memory" in wanted:

@@ -36,6 +36,8 @@ FIGURES = {
     "start-1x8": Figure("start to first all-reduce, 8 ranks", "s", 1, 8, "1.00", "0.30"),
     "start-2x2": Figure("start to first all-reduce, 2 hosts x 2", "s", 2, 2, "1.00", "0.60"),
     "start-8x2": Figure("start to first all-reduce, 8 hosts x 2", "s", 8, 2),
+    "whole-1x2": Figure("a job of one all-reduce, 2 ranks", "s", 1, 2, "1.00", "0.60"),
+    "whole-1x8": Figure("a job of one all-reduce, 8 ranks", "s", 1, 8, "1.00", "0.30"),
     "cpu": Figure("CPU of a start, 8 ranks", "s", 1, 8, "1.00", "0.20"),
     "memory": Figure("memory of a host with 8 ranks", "MiB", 1, 8),
     "stop": Figure("SIGTERM to the ranks' handlers", "ms", 1, 2),

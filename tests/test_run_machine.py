@@ -21,6 +21,7 @@ from launcher.run.events import (
     KeeperJoined,
     KeeperLost,
     KillTorchrun,
+    LeaveRanks,
     NothingLeft,
     RankEnded,
     RankExits,
@@ -51,9 +52,10 @@ COMPILE = "neuron_parallel_compile"
 class Host:
     """A host that takes events in; `done` are the actions of the last one, `lines` its log."""
 
-    def __init__(self, *events, runner="", **options):
+    def __init__(self, *events, runner="", tees=False, **options):
         options = {"grace": 20, "failure_grace": 10, "start_timeout": 60, **options}
         job = job_of("algo-1", ("algo-1", "algo-2"), runner=runner, **options)
+        job = job._replace(plan=job.plan._replace(tees=tees))
         self.state, self.done, self.lines = machine.begin(job, 0.0), [], []
         self.at(1.0, *events)
 
@@ -127,6 +129,16 @@ def test_what_ends_before_the_job_has_failed(event, runner, says):
 
 
 WORKS_ON = (End(1, SUCCESS), *CLEARED, Leave(SUCCESS))
+
+
+@pytest.mark.parametrize("end", [End(1, SUCCESS), End(1, FAILED)], ids=["success", "failure"])
+@pytest.mark.parametrize(("grace", "copies"), [(0, 15.0), (100, 100.0)])
+def test_torchrun_is_killed_at_the_end_unless_it_has_output_to_copy(end, grace, copies):
+    events = (end, *CLEARED, Leave(end.result))
+    assert KillTorchrun() in running().at(5.0, *events).done
+    host = running(tees=True, failure_grace=grace).at(5.0, *events)
+    assert host.done == [LeaveRanks(end.result.exit_code)]
+    assert host.due(5.0 + copies).done == [KillTorchrun()]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ class _Planning:
             self.users |= typed
             self.where |= {name: f"{flag('torchrun_args')} ({name})" for name in typed}
         # torchrun itself writes the ranks' output.
-        self.tees = any(self.users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
+        copies = [self.users.get(name, "") for name in ("tee", "redirects", "logs_specs")]
+        self.tees = not {*copies} <= {"", "0", "default"}
         self.derived_nproc = options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
         self._ranks_python = environ.get("PYTHON_EXEC") or resources.python
 

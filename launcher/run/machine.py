@@ -11,13 +11,13 @@ events and obeys commands; by itself it acts only on a stop, and if the coordina
 
 *One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
 `Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave. Leaving:
-keepers and torchrun end, and when nothing is left this host is Done. Ends of ranks during the end
-of the job change nothing.
+keepers end, and torchrun is killed; when nothing is left this host is Done. Ends of ranks during
+the end of the job change nothing.
 
 *Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
 but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
-5 s; then the coordinator, whose loss acts as an End and a Leave. Leaving: torchrun, 15 s after a
-success, and the failure grace and 5 s for killed processes.
+5 s; then the coordinator, whose loss acts as an End and a Leave. Leaving: torchrun with --tee, 15 s
+or the failure grace, if that is longer; then that grace and 5 s for killed processes.
 
 *Invariants.*
 - The result of an End is preliminary, that of Leave final; a success changes only if the program
@@ -50,7 +50,7 @@ from launcher.watch.progress import CollectStacks
 
 # All in seconds.
 WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill
-TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
+COPY_SECONDS = 15.0  # at least, for torchrun to copy its ranks' last output, and to end
 GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 PLACES = CollectStacks(-1, may_signal=True)  # for the log of this host
@@ -138,31 +138,30 @@ def _why(event: End) -> Why:
 
 
 def left(state: State, event: Leave, now: float) -> Step:
-    """Have keepers and torchrun end: torchrun by itself after a success, else by SIGKILL.
+    """Have keepers and torchrun end: torchrun by SIGKILL, unless it still has something to do.
 
-    What torchrun copies (--tee) after a failure has the failure grace. A program that runs torchrun
-    may work on after a success, without a timeout.
+    It may copy ranks' last output (--tee), and a program that runs it may work on after a success,
+    without a timeout. By itself it would take most of a second to end, and log much about stubs.
     """
     phase = state.phase
     if not isinstance(phase, Ending):
         return state, ()
     if event.result.exit_code:  # after a success, the program that ran torchrun may have failed
         state = state._replace(result=event.result)
-    if phase.why is Why.STOP and _is_success(state) and state.job.plan.runner:
+    plan = state.job.plan
+    if phase.why is Why.STOP and _is_success(state) and plan.runner:
         # The program still works, and the stop came after all ranks of all hosts had succeeded.
         state = state._replace(result=stopped(phase.number))
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # the others do not wait, or are lost; but ranks here are saving
         return state._replace(phase=phase._replace(leave_by=by)), ()
     code = 0 if _is_success(state) else 1
-    if not state.torchrun_runs or (code and not state.job.plan.tees):
-        # torchrun would log much about the ends of its stubs.
-        state, actions = _kill_torchrun(state, phase.why, now)
-        return state, (*actions, events.LeaveRanks(code))
-    by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
-    if not code and state.job.plan.runner:
-        by = math.inf
-    return state._replace(phase=Leaving(phase.why, by)), (events.LeaveRanks(code),)
+    works_on = bool(plan.runner) and not code
+    if state.torchrun_runs and (works_on or plan.tees):
+        by = math.inf if works_on else now + max(COPY_SECONDS, state.grace(Why.FAILURE))
+        return state._replace(phase=Leaving(phase.why, by)), (events.LeaveRanks(code),)
+    state, actions = _kill_torchrun(state, phase.why, now)
+    return state, (*actions, events.LeaveRanks(code))
 
 
 def alone(state: State, event: Alone, now: float) -> Step:
@@ -484,10 +483,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
     if isinstance(phase, Leaving) and now >= phase.by:
         if phase.is_killed:
             return state._replace(phase=Done()), ()
-        line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
-        lines: Actions = (Log(line),) if _is_success(state) else ()
-        state, actions = _kill_torchrun(state, phase.why, now)
-        return state, lines + actions
+        return _kill_torchrun(state, phase.why, now)
     if not isinstance(phase, Ending):
         return state, ()
     if now >= phase.leave_by:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from launcher.peers.channel import MOST_RETRY_SECONDS
 from launcher.result.causes import NO_RESTART, Cause, Result
-from launcher.run.machine import GONE_SECONDS, TORCHRUN_SECONDS
+from launcher.run.machine import GONE_SECONDS
 from simulation import faults, promises_of_ranks
 from simulation.facts import broken, ended, has, launchers, lost, planned, promise, seconds_of
 from simulation.faults import FAILURES, HELD, LOSSES, PAUSES, SLOW, STOPS, TORCHRUNS, What
@@ -379,8 +379,6 @@ def _bound(watch: Watch, launcher: Launcher, result: Result) -> tuple[float, flo
     # Keepers whose launcher has failed itself give a rank the grace of a stop.
     is_stop = failed or any(one.stopping_since < math.inf for one in launchers(watch))
     bound = (plan.grace if is_stop else plan.failure_grace) + 5.0
-    if result.exit_code == 0:
-        bound = TORCHRUN_SECONDS + plan.failure_grace
     if any(one.machine is launcher.machine for one in failed):
         bound = plan.grace + 10  # its keepers have lost it, and give their ranks the grace
     if has(watch, *HELD, *faults.HANGS, *faults.KEEPERS):
