@@ -7,7 +7,6 @@ ranks' stacks. Messages of a script's process go to the watch or become events.
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import socket
 import struct
@@ -24,13 +23,11 @@ from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
-from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in, frames_of, place
+from launcher.watch.stacks import CRASHES, crash_in, frames_of, place
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
-# After these the coordinator has replied, or never will.
-_STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
 # Exit codes of a killed process, or of one that passes on a killed child's: shells', sys.exit's.
 _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
@@ -57,7 +54,6 @@ class Keepers:
             selector, lambda new: _Connection(new, _LINE_LIMIT, selector, self._receive, self._lost)
         )
         self.listen = self._lobby.listen
-        self._request_again_at = -math.inf  # the coordinator has a request until then
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
@@ -77,7 +73,6 @@ class Keepers:
 
     def run(self, ranks: Sequence[int], start: Callable[[int], Mapping[str, Any]]) -> None:
         """Command keepers to run scripts; start(rank) is the rest of the command."""
-        self._request_again_at = -math.inf  # a restart drops a request
         stderr = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDERR)
         for keeper in self._keepers_of(ranks):
             with contextlib.suppress(OSError):  # it was killed; the next read finds that
@@ -99,7 +94,6 @@ class Keepers:
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""
-        self._request_again_at = -math.inf
         to = [one for one in self._lobby.connections if one.wants_stacks]
         self._send(message, to)
         for connection in to:
@@ -142,7 +136,9 @@ class Keepers:
             return self._said(connection, line[1:])
         message = decoded(line)
         if "want_stacks" in message:
-            return self._stacks_requested(connection)
+            is_first = not any(one.wants_stacks for one in self._lobby.connections)
+            connection.wants_stacks, connection.is_stranger = True, False
+            return StacksRequest() if is_first else None
         if "hello" in message:
             hello = message["hello"]
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
@@ -170,13 +166,6 @@ class Keepers:
         else:
             self._system.log(printable(str(message["log"])))
         return None
-
-    def _stacks_requested(self, connection: _Connection) -> StacksRequest | None:
-        connection.wants_stacks, connection.is_stranger = True, False
-        if self._system.now() < self._request_again_at:
-            return None
-        self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS
-        return StacksRequest()
 
     def _said(self, connection: _Connection, line: bytes) -> Any:
         """Return the event that a script's process reports, if any."""

@@ -275,8 +275,6 @@ class Supervisor(Stepping):
         elif isinstance(action, events.EndRanks):
             self._keepers.end(action)
         elif isinstance(action, events.LeaveRanks):
-            if self._torchrun and not self._plan.tees:
-                self._torchrun.is_muted = True
             self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, CollectStacks):
             self._request_stacks(action)

@@ -42,7 +42,6 @@ class Torchrun:
         self._stderr, stderr = os.pipe()
         os.set_blocking(self._stderr, False)
         self._rest = self._last_line = b""
-        self.is_muted = False  # at the job's end it logs how its stubs end
         self.due = float("inf")  # when its stderr is read again
         status = os.fstat(stderr)
         environ = {
@@ -81,8 +80,7 @@ class Torchrun:
         text = self._rest + data
         end = text.rfind(b"\n") + 1 if data else len(text)
         self._rest = text[end:][-(1 << 16) :]
-        if not self.is_muted:
-            log.relay(text[:end])
+        log.relay(text[:end])
         lines = [line for line in text[:end].splitlines() if line.strip()]
         self._last_line = lines[-1] if lines else self._last_line
         return bool(data)
