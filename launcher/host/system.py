@@ -10,6 +10,7 @@ import os
 import resource
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -79,6 +80,14 @@ class System:
         """Take these seconds off the clock: the loop was suspended or blocked."""
         self._stood_still += seconds
 
+    @staticmethod
+    def start_thread(run: Callable[[], object]) -> threading.Thread:
+        """Call a function in a thread. Raises LaunchError."""
+        try:
+            return background.start(run)
+        except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
+            raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
+
     # The network. Sockets do not block.
 
     @staticmethod
@@ -107,10 +116,7 @@ class System:
             bell.close()
             then(found[0])
 
-        try:
-            background.start(run)
-        except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
-            raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
+        self.start_thread(run)
         self.selector.register(bell, selectors.EVENT_READ, rings)
 
     # Processes.

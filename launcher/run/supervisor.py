@@ -1,9 +1,9 @@
 """The loop of one host: turns what happens into events, and carries out the decided actions.
 
-The loop waits for keepers (keepers.py), launchers of other hosts, signals, ends of children, and
-torchrun's stderr. While a job runs it polls the ranks for their progress every --launcher-watch
-seconds. It reaches the clock, processes, signals and connections through System, but not this
-host's names (reached_at) and files.
+The loop waits for keepers (keepers.py), launchers of other hosts, signals, and ends of children.
+While a job runs it polls the ranks for their progress every --launcher-watch seconds. It reaches
+the clock, processes, signals and connections through System, but not this host's names (reached_at)
+and files.
 
 It handles one event at a time (stepping.py). An error of the launcher itself is reported to the
 other hosts; then all connections are closed, so that keepers end their ranks, and this process
@@ -162,7 +162,6 @@ class Supervisor(Stepping):
 
     def _due(self) -> float:
         due = min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
-        due = min(due, self._torchrun.due if self._torchrun else math.inf)
         if isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs:
             due = min(due, self._system.now() + _LOOK_SECONDS)
         return due
@@ -175,8 +174,6 @@ class Supervisor(Stepping):
             self._channel.tick()
         if now >= self._keepers.watch.due():
             self._watch_ranks(now)
-        if self._torchrun and now >= self._torchrun.due:
-            self._torchrun.tick()
         leaves = isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs
         if leaves and self._keepers.are_gone and not self._system.has_children:
             self.happens(events.NothingLeft())

@@ -1,6 +1,6 @@
 """This host's torchrun: its process, its stderr, and its own explanation of its end.
 
-Its stdout is the launcher's. Its stderr comes through the launcher, which needs the last line:
+Its stdout is the launcher's. A thread copies its stderr, of which the launcher needs the last line:
 torchrun reports errors in arguments nowhere else. Its exceptions are in an error file
 (torch.distributed.elastic.multiprocessing.errors.record).
 """
@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-import selectors
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +22,8 @@ from launcher.text import log
 
 ERROR_FILE = "torchrun.json"
 _FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
+_COPY_SECONDS = 0.5  # until its last words are copied
+_LONGEST_LINE = 1 << 16  # bytes of its stderr
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
 _OF_CHILDREN = "ChildFailedError"  # the launcher knows more about it
 
@@ -37,12 +39,8 @@ class Torchrun:
         folder: str,
         run_dir: str,
     ) -> None:
-        self._system = system
-        self._error_file = os.path.join(run_dir, ERROR_FILE)
+        self._error_file, self._last_line = os.path.join(run_dir, ERROR_FILE), b""
         self._stderr, stderr = os.pipe()
-        os.set_blocking(self._stderr, False)
-        self._rest = self._last_line = b""
-        self.due = float("inf")  # when its stderr is read again
         status = os.fstat(stderr)
         environ = {
             **environ,
@@ -50,45 +48,23 @@ class Torchrun:
             "TORCHELASTIC_ERROR_FILE": self._error_file,
         }
         try:
+            self._copier = system.start_thread(self._copy)
             adopt_orphans()
             self.pid = start_tied(argv, environ, folder=folder, stderr=stderr)
         finally:
             os.close(stderr)
-        self.tick()
 
-    def tick(self) -> None:
-        """Read its stderr from now on."""
-        self.due = float("inf")
-        self._system.selector.register(self._stderr, selectors.EVENT_READ, self._read)
-
-    def _pause(self) -> None:
-        with contextlib.suppress(KeyError):  # it is paused already, or the selector is closed
-            self._system.selector.unregister(self._stderr)
-
-    def _read(self) -> bool:
-        """Read its stderr; return whether there may be more."""
-        if not log.relay(b""):  # ours has no reader
-            self._pause()
-            self.due = self._system.now() + _FULL_SECONDS
-            return False
-        try:
-            data = os.read(self._stderr, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._pause()
-        text = self._rest + data
-        end = text.rfind(b"\n") + 1 if data else len(text)
-        self._rest = text[end:][-(1 << 16) :]
-        log.relay(text[:end])
-        lines = [line for line in text[:end].splitlines() if line.strip()]
-        self._last_line = lines[-1] if lines else self._last_line
-        return bool(data)
+    def _copy(self) -> None:
+        """Copy its stderr into ours, no faster than that is read."""
+        with open(self._stderr, "rb") as stderr:
+            while line := stderr.readline(_LONGEST_LINE):
+                while not log.relay(line):
+                    time.sleep(_FULL_SECONDS)
+                self._last_line = line if line.strip() else self._last_line
 
     def words(self) -> str:
         """Return why it has ended, in its own words."""
-        while self._read():
-            pass
+        self.close()
         with (
             contextlib.suppress(OSError, ValueError, KeyError, TypeError),
             open(self._error_file, encoding="utf-8", errors="replace") as file,
@@ -98,10 +74,8 @@ class Torchrun:
         return _OF_ARGPARSE.sub("", line).strip("=")  # the line below a report of its children
 
     def close(self) -> None:
-        """Close its stderr."""
-        self._pause()
-        with contextlib.suppress(OSError):
-            os.close(self._stderr)
+        """Wait a moment for the end of its stderr, which its processes may still hold open."""
+        self._copier.join(_COPY_SECONDS)
 
 
 def _words_of(message: Any) -> str:

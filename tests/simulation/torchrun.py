@@ -33,15 +33,11 @@ FAILS_WITH = 3
 class Program(Process):
     """What the launcher starts, as launcher/run/torchrun.py has it: `error` has its own words."""
 
-    due = float("inf")
     error = ""
 
     def words(self) -> str:
         """Return why it has ended, in its own words."""
         return self.error
-
-    def tick(self) -> None:
-        """Nothing is ever due."""
 
     def close(self) -> None:
         """There is nothing to close."""
