@@ -7,14 +7,12 @@ is escaped by ElementTree, and its Content-Security-Policy lets the page load no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element, SubElement
+from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from launcher.text.words import lasted, plural
 from launcher_tools.timeline_lanes import KINDS, Event, Lane, Timeline
 
 _MOST_UNFOLDED = 32  # ranks
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _SHAPES = {
     "failed": "M-5,-5L5,5M5,-5L-5,5",
     "stalled": "M0,-6L6,5H-6Z",
@@ -87,12 +85,23 @@ pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; m
 }
 """
 
-_TOOLS = """<div class="tools">
+_PAGE = """<html lang="en"><head><meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/><title/><style/></head>
+<body><header/>
+<div class="tools">
 <input id="filter" type="search" placeholder="Filter: 3  0-7  algo-2  failed" autocomplete="off"
  aria-label="Show only ranks that match" spellcheck="false"/>
 <button id="fold">Fold all</button><button id="out" aria-label="Zoom out">\u2212</button>
 <button id="in" aria-label="Zoom in">+</button>
-<span class="soft" id="count" role="status"></span></div>"""
+<span class="soft" id="count" role="status"></span></div>
+<ul class="legend" id="legend"><li>Average per rank:</li></ul>
+<div class="both"><main id="chart" aria-label="Ranks"><div id="inner">
+<div class="row"><div class="label soft">UTC</div><div class="ticks" id="ticks"/></div>
+</div></main><section><h2>Events</h2><ol id="list"/></section></div>
+<p id="words" aria-live="polite">Point at a bar or a mark, or tap it, to read what it is.</p>
+<script/></body></html>"""
 
 _SCRIPT = r"""
 "use strict";
@@ -187,28 +196,22 @@ grid();
 
 def page(found: Timeline, title: str) -> str:
     """Return the page."""
-    html = Element("html", lang="en")
-    head, body = SubElement(html, "head"), SubElement(html, "body")
-    SubElement(head, "meta", charset="utf-8")
-    SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY})
-    SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
-    _add(head, "title", title[:200])
+    html = fromstring(_PAGE)
+    parts = {part.get("id", part.tag): part for part in html.iter()}
+    parts["title"].text = title[:200]
     fills = [
         f"i.{name} {{ background-color: light-dark({kind.light}, {kind.dark}); }}\n"
         for name, kind in KINDS.items()
     ]
-    _add(head, "style", "".join([_STYLE, *fills]))
-    body.set("style", f"--chars: {max(6, *map(len, found.hosts))}; --ranks: {len(found.lanes)}")
-    _add_head(body, found)
-    body.append(ElementTree.fromstring(_TOOLS))
-    _add_legend(body, found)
-    both = _add(body, "div", "", "both")
-    _add_chart(SubElement(both, "main", {"id": "chart", "aria-label": "Ranks"}), found)
-    _add_events(SubElement(both, "section"), found)
-    words = "Point at a bar or a mark, or tap it, to read what it is."
-    SubElement(body, "p", {"id": "words", "aria-live": "polite"}).text = words
-    SubElement(body, "script").text = _SCRIPT
-    return "<!doctype html>\n" + ElementTree.tostring(html, "unicode", method="html")
+    parts["style"].text = "".join([_STYLE, *fills])
+    parts["script"].text = _SCRIPT
+    sizes = f"--chars: {max(6, *map(len, found.hosts))}; --ranks: {len(found.lanes)}"
+    parts["body"].set("style", sizes)
+    _add_head(parts["header"], found)
+    _add_legend(parts["legend"], found)
+    _add_chart(parts["inner"], found)
+    _add_events(parts["list"], found)
+    return "<!doctype html>\n" + tostring(html, "unicode", method="html")
 
 
 def _add(parent: Element, tag: str, text: str, kind: str = "", **more: str) -> Element:
@@ -217,42 +220,36 @@ def _add(parent: Element, tag: str, text: str, kind: str = "", **more: str) -> E
     return made
 
 
-def _add_head(body: Element, found: Timeline) -> None:
-    _add(body, "h1", found.job or "A job")
-    how = _add(body, "p", "", found.how.replace(" ", "-"), id="how")
+def _add_head(header: Element, found: Timeline) -> None:
+    _add(header, "h1", found.job or "A job")
+    how = _add(header, "p", "", found.how.replace(" ", "-"), id="how")
     _add(how, "b", found.how)
     code = "" if found.exit_code is None else f", exit code {found.exit_code}"
     when = f"{found.clock(0, '%Y-%m-%d %H:%M:%S')} to {found.clock(found.seconds)} UTC"
     _add(how, "span", f"{code}, {when}, {lasted(found.seconds)}, {found.size}", "soft")
-    _add(body, "p", found.cause, id="cause")
+    _add(header, "p", found.cause, id="cause")
     restarts = [event.line for event in found.events if event.kind == "restart"]
     for line in restarts[-1:]:
         at = f"{plural(len(restarts), 'restart')}, the last at {found.clock(line.seconds)}"
-        _add(body, "p", f"{at}: {line.cause}")
+        _add(header, "p", f"{at}: {line.cause}")
     for event in [event for event in found.events if event.kind == "failed"][-1:]:
         stream = f"on SageMaker the log stream {found.job}/{event.line.host}-\u2026"
         places = [event.output, "" if found.job.startswith("local-") else stream]
         words = f"Output of the last failure, {event.where}: {'; '.join(filter(None, places))}"
-        _add(body, "p", words, "soft", id="output")
+        _add(header, "p", words, "soft", id="output")
     for note in found.notes:
-        _add(body, "p", f"Note: {note}.", "soft")
+        _add(header, "p", f"Note: {note}.", "soft")
 
 
-def _add_legend(body: Element, found: Timeline) -> None:
-    legend = _add(body, "ul", "", "legend")
-    _add(legend, "li", "Average per rank:")
+def _add_legend(legend: Element, found: Timeline) -> None:
     for name, seconds in found.means().items():
         entry = _add(legend, "li", "", title=KINDS[name].meaning)
         _add(entry, "i", "", f"key {name}")
         _add(entry, "span", f"{name} {lasted(seconds)}")
 
 
-def _add_chart(chart: Element, found: Timeline) -> None:
-    inner = SubElement(chart, "div", id="inner")
+def _add_chart(inner: Element, found: Timeline) -> None:
     inner.attrib |= {"data-seconds": str(found.seconds), "data-utc": str(found.utc)}
-    axis = _add(inner, "div", "", "row")
-    _add(axis, "div", "UTC", "label soft")
-    _add(axis, "div", "", "ticks", id="ticks")
     folded = "" if len(found.lanes) <= _MOST_UNFOLDED else " folded"
     for host, lanes in found.hosts.items():
         box = _add(inner, "div", "", f"host{folded}")
@@ -313,9 +310,7 @@ def _add_icon(parent: Element, event: Event) -> Element:
     return icon
 
 
-def _add_events(section: Element, found: Timeline) -> None:
-    _add(section, "h2", "Events")
-    entries = SubElement(section, "ol", id="list")
+def _add_events(entries: Element, found: Timeline) -> None:
     for number, event in enumerate(found.events):
         entry = _add(entries, "li", "", event.kind, id=f"event-{number}")
         entry.set("data-event", str(number))
