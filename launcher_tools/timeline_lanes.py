@@ -13,7 +13,7 @@ import itertools
 import re
 import signal
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from launcher.text.protocol import decoded
@@ -381,19 +381,14 @@ def _listed(lines: Sequence[Line]) -> Iterator[Line]:
     for line in sorted(listed, key=lambda line: (line.seconds, line.event == "restart")):
         if line.event == "failed" and line.cause != roots[line.attempt].cause:
             yield line._replace(event="also failed")
-        elif _was_killed_unsaved(line, stop, saved):
-            name = signal_name(-(line.exit_code or 0))
-            yield line._replace(event="unsaved", cause=name, exit_code=None)
-        elif line.event in _LISTED and (line.event != "ended" or line.rank is None):
+        elif line.event == "ended" and line.rank is not None:
+            code = line.exit_code or 0
+            # Python ends by SIGINT after a KeyboardInterrupt, too, at which a script may save.
+            was_killed = code < 0 and code != -signal.SIGINT and line.seconds >= stop
+            if was_killed and line.rank not in saved:
+                yield line._replace(event="unsaved", cause=signal_name(-code), exit_code=None)
+        elif line.event in _LISTED:
             yield line
-
-
-def _was_killed_unsaved(line: Line, stop: float, saved: Container[Optional[int]]) -> bool:
-    """Tell whether a stop killed a rank that had not saved."""
-    code = line.exit_code or 0
-    # Python ends by SIGINT after a KeyboardInterrupt, too, at which a script may save.
-    killed = line.event == "ended" and code < 0 and code != -signal.SIGINT
-    return killed and line.seconds >= stop and line.rank is not None and line.rank not in saved
 
 
 def _roots(lines: Sequence[Line]) -> dict[int, Line]:
