@@ -7,7 +7,6 @@ them: of a job that was killed the last line may be cut off, and a host may have
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,12 +87,10 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise LaunchError(f"cannot read the folder {folder} ({error.strerror}).") from None
-    if NAME in names:
-        yield os.path.basename(os.path.abspath(folder)), os.path.join(folder, NAME)
-    for name in names:
+    for name in ("", *names):
         path = os.path.join(folder, name, NAME)
         if os.path.isfile(path):  # not a pipe, which may never have data
-            yield name, path
+            yield name or os.path.basename(os.path.abspath(folder)), path
 
 
 def _output(folder: str, line: Line) -> str:
@@ -167,15 +164,12 @@ def _label(lane: Lane) -> str:
     return lane.host if lane.rank is None else f"{lane.host} {lane.rank}"
 
 
-def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
+def _rows(found: Timeline, width: int) -> Iterator[tuple[str, str]]:
     for lanes in found.hosts.values():
-        strips = [(lane, _strip(found, lane, width)) for lane in lanes]
-        for strip, same in itertools.groupby(strips, key=operator.itemgetter(1)):
-            (first, _), *others = same
-            last = f"-{others[-1][0].rank}" if others else ""
-            rows.append((_label(first) + last, strip))
-    return rows
+        for strip, same in itertools.groupby(lanes, lambda lane: _strip(found, lane, width)):
+            first, *others = same
+            last = f"-{others[-1].rank}" if others else ""
+            yield _label(first) + last, strip
 
 
 def _strip(found: Timeline, lane: Lane, width: int) -> str:

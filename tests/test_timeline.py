@@ -338,6 +338,16 @@ def test_files_that_cannot_be_read_are_noted(tmp_path):
     ]
 
 
+def test_the_folder_may_be_that_of_one_host_and_no_pipe_is_read(tmp_path):
+    folder = write(tmp_path, {"algo-1": line(0, "began", job="x") + '{"cut off'}) / "algo-1"
+    found = tool.read(str(folder))
+    assert found.notes == ["algo-1/events.jsonl: 1 line unreadable or cut off"]
+    (folder / "events.jsonl").unlink()
+    os.mkfifo(folder / "events.jsonl")
+    with pytest.raises(LaunchError, match=r"no host's events\.jsonl in .*/algo-1; expected"):
+        tool.read(str(folder))
+
+
 def test_the_file_with_the_output_of_a_failed_rank_is_named(tmp_path):
     """Or of its host, if ranks have no files of their own."""
     text = line(0, "began", job="x") + line(2, "failed", rank=3, cause="y", attempt=2)
