@@ -89,19 +89,16 @@ def planned(
 
     _UNKNOWN: this host takes no part in it. Nothing is created: it is a dry run.
     """
-    environ, has_script = {**environ, "LAUNCHER_DRY_RUN": "true"}, True
     try:
-        try:
-            job = prepare(argv, environ, signals) or _UNKNOWN
-        except NothingToRunError:
-            has_script = False
-            # Ignore hyperparameters: they belong to another job.
-            job = prepare([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals) or _UNKNOWN
+        job = prepare(argv, {**environ, "LAUNCHER_DRY_RUN": "true"}, signals) or _UNKNOWN
+    except NothingToRunError:
+        # Ignore hyperparameters: they belong to another job.
+        return planned([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals)[0], False
     except LaunchError as error:
         job = _UNKNOWN._replace(error=error)
     if job.error and not isinstance(job.error, LaunchError):
         raise job.error  # a bug of the launcher
-    return job, has_script
+    return job, True
 
 
 def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[ReportLine]:
