@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Callable, TypeVar
 
 from launcher.host import cgroups
@@ -75,29 +76,25 @@ def at_once(
 
     A stop ends the wait. A thread that hangs ends with this process. Raises what a call has raised.
     """
-    found: dict[str, _T] = {}
-    errors: list[Exception] = []
+    futures: dict[str, Future[_T]] = {name: Future() for name in names}
 
     def call(name: str) -> None:
         try:
-            found[name] = function(name)
+            futures[name].set_result(function(name))
         except Exception as error:
-            errors.append(error)
+            futures[name].set_exception(error)
 
-    threads = [threading.Thread(target=call, args=[name], daemon=True) for name in names]
-    for thread in threads:
+    for name in futures:
         try:
-            thread.start()
+            # Not by background.start: children inherit what a thread blocks.
+            threading.Thread(target=call, args=[name], daemon=True).start()
         except RuntimeError:  # this container allows no more threads
-            thread.run()
+            call(name)
     deadline = time.monotonic() + seconds
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+    while wait(futures.values(), _POLL_SECONDS).not_done and time.monotonic() < deadline:
         if signals and signals.stop:
             break
-        time.sleep(_POLL_SECONDS)
-    for error in errors:
-        raise error
-    return dict(found)
+    return {name: future.result() for name, future in futures.items() if future.done()}
 
 
 def _restart(environ: Mapping[str, str], option: str, otherwise: str) -> str:
