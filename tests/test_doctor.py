@@ -128,9 +128,10 @@ def test_the_ports_of_the_first_host(monkeypatch):
         says(seen("127.0.0.2"), silent + other, f"ok 127.0.0.1 answers at {one}")
         says(seen("127.0.0.1", PET_RDZV_ENDPOINT="x:1"), f"ok {other}")
     says(checks.ports(ALONE, {}))
-    away = "warning nowhere.invalid did not answer at port 1 (--launcher-peer-port)"
-    job = host(names=["nowhere.invalid", "x"], current="x", peer_port=1)
-    says(checks.ports(job, {"PET_RDZV_ENDPOINT": "x:1"}), away)
+    for name in ("nowhere.invalid", "no..name"):
+        away = f"warning {name} did not answer at port 1 (--launcher-peer-port)"
+        job = host(names=[name, "x"], current="x", peer_port=1)
+        says(checks.ports(job, {"PET_RDZV_ENDPOINT": "x:1"}), away)
 
 
 def test_efa(tmp_path, monkeypatch):
