@@ -107,7 +107,8 @@ def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[Report
         return [ReportLine("job", PROBLEM, str(job.error).rstrip("."))]
     report = [
         ReportLine("settings", WARNING if line.startswith("warning: ") else OK, line.rstrip("."))
-        for line in (*logged, *filter(None, [job.plan.reasons, job.plan.remark]))
+        # Each once: without a script the same steps are taken twice.
+        for line in dict.fromkeys((*logged, *filter(None, [job.plan.reasons, job.plan.remark])))
     ]
     alone = "" if has_script else "no script was given, so only this host was checked; "
     return [*report, ReportLine("job", OK, alone + job.summary())]

@@ -179,7 +179,7 @@ def ports(job: Job, environ: Mapping[str, str]) -> Findings:
             yield OK, f"{first} answers at {where}"
         except ConnectionRefusedError:
             yield OK, f"{first} can be reached; nothing is listening yet at {where}"
-        except (OSError, UnicodeError):  # the latter: of a..b, which no host is called
+        except (OSError, UnicodeError):  # the latter for a name such as a..b
             to_do = "if it has started, allow all traffic between the hosts (security group)"
             yield WARNING, f"{first} did not answer at {where}", to_do
 

@@ -331,6 +331,21 @@ def test_a_job_of_sdk_v3_is_that_of_its_hyperparameters(pretend_torch, script):
     assert not has_script and not job.error
 
 
+def test_what_is_logged_twice_is_reported_once(pretend_torch, program, capfd):
+    """Without a script, where nvidia-smi counts the GPUs of SageMaker's files and fails."""
+    pretend_torch("2.8.0")
+    config = {"resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1"]}}
+    config |= {"hyperparameters": {}, "inputdataconfig": {}}
+    for name, content in config.items():
+        os.makedirs("ml/input/config", exist_ok=True)
+        with open(f"ml/input/config/{name}.json", "w") as file:
+            json.dump(content, file)
+    environ = {**os.environ, **program("nvidia-smi", "exit 3"), "SAGEMAKER_BASE_DIR": "ml"}
+    environ = {name: text for name, text in environ.items() if not name.startswith("SM_")}
+    doctor.run([], environ, SimpleNamespace(stop=0))
+    assert capfd.readouterr().out.count("nvidia-smi -L failed") == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
