@@ -214,9 +214,8 @@ def devices(job: Job, environ: Mapping[str, str]) -> Findings:
     """Check whether there are enough devices for the ranks, and a GPU that nobody lists."""
     cluster, ranks = job.cluster, _ranks(job)
     most, units = cluster.num_gpus or cluster.num_neurons, cluster.devices
-    if not cluster.hosts:  # the mistake was found before anybody counted devices
-        return
-    if not most and "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu():
+    # Without hosts the mistake was found before anybody counted devices.
+    if cluster.hosts and not most and "CUDA_VISIBLE_DEVICES" not in environ and _has_gpu():
         seen = "this host has an NVIDIA GPU, but nvidia-smi lists none: a job would run on CPU"
         yield PROBLEM, seen, "replace this host, or its driver"
         return
