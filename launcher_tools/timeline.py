@@ -181,7 +181,7 @@ def _strip(found: Timeline, lane: Lane, width: int) -> str:
             letters[at] = KINDS[bar.kind].letter
     # The rank's own marks replace the host's.
     for seconds, number in (*found.marks[lane.host, None], *found.marks[lane.host, lane.rank]):
-        at = max(0, min(width - 1, int(seconds * unit)))
+        at = min(width - 1, int(seconds * unit))
         letters[at] = MARKS[found.events[number].kind]
     return "".join(letters)
 

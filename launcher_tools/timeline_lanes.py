@@ -297,8 +297,8 @@ def _known(name: str, lines: Sequence[Line], *, has_ended: bool) -> list[Line]:
 
 def _lane(host: str, rank: Optional[int], here: Sequence[Line], end: float) -> Lane:
     """Return a lane, from the lines about its host, and about stalls."""
-    kind = stall = ended = ""
-    bars = [Bar("unknown", 0.0, 0.0, 0, "not started")]
+    kind, stall, ended = "unknown", "", ""
+    bars = [Bar(kind, 0.0, 0.0, 0, "not started")]
     for line in sorted(here, key=lambda line: line.since):
         if line.event not in _STALLS and line.rank not in (None, rank):
             continue
@@ -309,7 +309,7 @@ def _lane(host: str, rank: Optional[int], here: Sequence[Line], end: float) -> L
         elif line.event == "ended" and line.rank is not None and line.exit_code is not None:
             code = line.exit_code
             ended = f"exit {code}" if code >= 0 else signal_name(-code).split()[0]
-        shown = stall if kind == "training" and stall else kind or "unknown"
+        shown = stall if kind == "training" and stall else kind
         if shown != bars[-1].kind or line.event == "attempt":
             at = min(max(0.0, line.since), end)
             if stall:  # its bar's words do not say how long; those of later bars do not repeat it

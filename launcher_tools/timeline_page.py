@@ -300,7 +300,7 @@ def _add_marks(track: Element, found: Timeline, marks: Sequence[tuple[float, int
 def _place(found: Timeline, at: float, seconds: float | None = None) -> str:
     unit = 100 / max(found.seconds, 1e-3)
     width = "" if seconds is None else f"; width: {seconds * unit:.4f}%"
-    return f"left: {min(100, max(0, at * unit)):.4f}%{width}"
+    return f"left: {at * unit:.4f}%{width}"
 
 
 def _add_icon(parent: Element, event: Event) -> Element:
