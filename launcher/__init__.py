@@ -26,13 +26,15 @@ Where to find each decision: all files of a question, in the order in which to o
   `stalls_in`: who waits for whom; watch/judge.py, `time_is_up`: when it is logged, and fails the
   attempt; watch/sentences.py has the words; peers/coordinator.py, `_watched`: from there on it is a
   failure. watch/__init__.py has the theory.
-- How a stop gets from PID 1 to each rank, and back: container/init.py; run/supervisor.py,
-  `_on_signals`; run/machine.py, `signalled`; run/keeper.py, `_ending`, and `cleared`;
+- How a stop gets from PID 1 to each rank, and back: container/init.py, `_stop`, to the launchers
+  that have connected by container/presence.py; run/supervisor.py, `_on_signals`; run/machine.py,
+  `signalled`, and `_end` for `EndRanks`; run/keeper.py, `_ending`, and `cleared`;
   run/machine.py, `cleared`, `left`, `nothing_left`; peers/coordinator.py, `host_stopped`, is how it
   spreads to the other hosts, and `_if_cleared`; result/causes.py, `of_container`, the exit code.
 - Where an exit code comes from: errors.py has the launcher's own, and who chooses; result/causes.py
   makes every result of a job; peers/coordinator.py, `_verdict`, chooses among failures. 126 and 127
-  are LaunchErrors (host/processes.py, job/); 137 below PID 1 is a killed launcher's.
+  are LaunchErrors (host/processes.py, job/); 137 below PID 1 is a killed launcher's. job/help.py,
+  `EXIT_CODES`, has their meaning for users.
 - What happens to ranks if the launcher is killed: `loop` in run/keeper.py.
 """
 

@@ -8,7 +8,7 @@ from launcher.host.system import System
 from launcher.peers import messages
 from launcher.peers.channel import Channel
 from launcher.peers.events import Alone
-from launcher.result.causes import of_lost_host, stopped
+from launcher.result.causes import stopped
 
 
 class End:
@@ -38,7 +38,7 @@ class End:
             self.result = message.result
             self.say(messages.Cleared(message.number, 0))
         elif isinstance(message, Alone):  # what a host's run does then
-            self.result = self.result or of_lost_host(self.job.coordinator, message.how).result
+            self.result = self.result or message.failure.result
             self.has_left = True
         elif isinstance(message, messages.Leave):
             self.has_left = True

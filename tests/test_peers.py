@@ -657,8 +657,8 @@ def test_a_member_says_what_it_waits_for_until_the_start_time_out(second):
     for now in (30, 60, 90):
         line = Log("waiting for algo-1 (nothing is listening there).")
         assert second.waits_until(now) == (line,)
-    alone = Alone("could not be reached within 100 s (nothing is listening there)")
-    assert second.waits_until(100) == (alone,)
+    how = "could not be reached within 100 s (nothing is listening there)"
+    assert second.waits_until(100) == (Alone(of_lost_host(FIRST, how)),)
     assert second.hears(SECOND, Cleared(0, 0)) == ()
     assert second.step(Tried()) == ()  # too late
 
@@ -667,8 +667,8 @@ def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
     told, alone = second.step(Lost(FIRST, DIED), 3)
-    assert told == goes_up(of_lost_host(FIRST, f"was lost: {DIED}"))
-    assert alone == Alone(f"was lost: {DIED}")
+    lost = of_lost_host(FIRST, f"was lost: {DIED}")
+    assert (told, alone) == (goes_up(lost), Alone(lost))
 
 
 def test_a_member_waits_for_its_coordinator_where_another_program_listens(second):
@@ -678,7 +678,7 @@ def test_a_member_waits_for_its_coordinator_where_another_program_listens(second
     assert second.step(Tried(), 2) == (GREETS,)
     for now in (30, 60, 90):
         assert second.waits_until(now) == (Log(f"waiting for algo-1 ({NO_LAUNCHER})."),)
-    alone = Alone(f"could not be reached within 100 s ({NO_LAUNCHER})")
+    alone = Alone(of_lost_host(FIRST, f"could not be reached within 100 s ({NO_LAUNCHER})"))
     assert link.step(second.state, Time(), 100)[1] == (alone,)
     assert second.hears(FIRST, Start(1, 0), 99) == ()  # no reply
     assert second.hears(FIRST, Welcome(), 99) == () and second.due == math.inf

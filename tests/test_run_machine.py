@@ -11,9 +11,9 @@ import pytest
 from jobs import job_of
 
 from launcher.errors import Disposition
-from launcher.peers.events import Alone
+from launcher.peers.events import Alone, Time
 from launcher.peers.messages import Cleared, End, FromMember, Leave, Start, Stop, Succeeded
-from launcher.result.causes import SUCCESS, Cause, Failure, Result, stopped
+from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_lost_host, stopped
 from launcher.result.raised import Exit, Link
 from launcher.run import machine
 from launcher.run.events import (
@@ -29,7 +29,6 @@ from launcher.run.events import (
     ScriptEnded,
     StubSignalled,
     ThreadRaised,
-    Time,
     TorchrunEnded,
 )
 from launcher.run.state import Done
@@ -209,7 +208,7 @@ def test_a_rank_that_failed_before_it_could_be_ended_is_told(end):
     assert failed.broken and not failed.may_restart
 
 
-ALONE = Alone("was lost: its launcher died")
+ALONE = Alone(of_lost_host("algo-1", "was lost: its launcher died"))
 LOST = Result(69, "algo-1 was lost: its launcher died\nexit code 69\n")
 NOT_HERE = Failure(Cause.OWN, 127, "algo-2: no such file")
 

@@ -19,7 +19,7 @@ from launcher.run.ranks import Rank
 from launcher.run.state import Times
 
 FAILED = Result(1, "algo-1, rank 0 failed\nexit code 1, 7 s after start\nTraceback ...\n")
-TIMES = Times(100.0, started=101.0, attempt=101.0, trains=104.0, closes=110.0)
+TIMES = Times(100.0, started=101.0, attempt_began=101.0, trains=104.0, closes=110.0)
 HANDLES, IGNORES, DEFAULT = Disposition.HANDLES, Disposition.IGNORES, Disposition.DEFAULT
 
 
@@ -45,7 +45,7 @@ def test_a_success():
 
 
 def test_after_a_restart_what_failed_is_lost():
-    times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf)
+    times = TIMES._replace(attempt_began=161.0, trains=163.0, closes=math.inf)
     (line,) = summary.lines(state(times=times, attempt=2), 170.0)
     assert line == "algo-1: every rank succeeded after 1 restart; 70 s in total: " + (
         "joining 1.0 s, lost to failed attempts 60 s, starting 2.0 s, training 7.0 s."

@@ -16,18 +16,7 @@ each launcher connects to its Unix socket (presence.py) and reports how it ends.
   launcher was stopped, this init removes the file. A host that stops because another host was
   stopped gets no signal here; its launcher reports the stop.
 
-How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 begins with 2):
-
-1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`. Each has
-   connected from `main` in cli.py by `register` (presence.py), once its `Signals` note stops.
-2. run/supervisor.py: `Supervisor._on_signals` turns it into the event `Stop`.
-3. run/machine.py: `signalled` has `_end` begin the phase `Ending` (`Why.STOP`) if ranks run or may.
-4. `_end` also returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to the keepers
-   of all ranks.
-5. run/keeper.py: `_end` begins `_ending`, which sends the signal to the rank's script, once.
-
-In step 3 `Stop` also goes to the coordinator. Its `End` does on other hosts what `Stop` does here,
-unless a failure came first.
+launcher/__init__.py has the way of a stop from here to each rank.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import selectors
 import socket
 from typing import Any, Callable
 
-from launcher.peers.events import CLOSED, NO_MESSAGE
 from launcher.text.protocol import LineSocket
 
 LINE_LIMIT = 1 << 16  # bytes
@@ -77,9 +76,9 @@ class Connection(LineSocket):
     def why_lost(self, error: Exception) -> str:
         """Return the words for how it has ended."""
         if isinstance(error, ValueError):
-            return NO_MESSAGE
+            return "it sent an invalid message"
         if isinstance(error, (EOFError, ConnectionResetError)):
-            return "it stopped reading" if self._stopped_reading else CLOSED
+            return "it stopped reading" if self._stopped_reading else "its launcher died"
         return "it stopped answering"
 
 

@@ -112,7 +112,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     """Welcome a host of this job; start once all have joined, or end the job if they disagree."""
     other, phase = event.hello, state.phase
     state = state._replace(
-        members={**state.members, other.host: event.address},
+        joined={**state.joined, other.host: event.address},
         absent=state.absent - {other.host},
         grace=max(state.grace, other.grace),
     )
@@ -137,8 +137,8 @@ def refusal(state: JobState, other: messages.Hello) -> str:
         return f"this is job {job.cluster.job_name}, not {short(other.job, 60)}"
     if host not in job.members:
         return f"{short(host, 60)} is not one of this job's other hosts"
-    if host in state.members:
-        return f"{host} has already joined, from {state.members[host]}"
+    if host in state.joined:
+        return f"{host} has already joined, from {state.joined[host]}"
     return "all hosts have already joined" if state.attempt else ""
 
 
@@ -164,7 +164,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Act on a timeout: decide, as no better cause has come, or continue without late hosts."""
     phase = state.phase
     if now >= _watch_due(state):
-        return _watched(state, judge.time_is_up(state.watch, set(state.members), now), now)
+        return _watched(state, judge.time_is_up(state.watch, set(state.joined), now), now)
     if now < due(state):
         return state, ()
     if isinstance(phase, Joining):
@@ -182,7 +182,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
 def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     """Log who is missing; end the job without them at the start timeout."""
     job = state.job
-    missing = listed([host for host in job.members if host not in state.members])
+    missing = listed([host for host in job.members if host not in state.joined])
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
         return _end(state, of_lost_host(missing, how).result, now)
@@ -203,8 +203,8 @@ def host_failed(state: JobState, host: str, failure: Failure, now: float) -> Job
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     """Count a lost host; a job that has lost a host never restarts."""
-    members = {host: at for host, at in state.members.items() if host != event.host}
-    state, phase = state._replace(members=members), state.phase
+    joined = {host: at for host, at in state.joined.items() if host != event.host}
+    state, phase = state._replace(joined=joined), state.phase
     if isinstance(phase, Ended):
         is_last = not state.others and phase.leave_at < math.inf
         return _leave_here(state, phase) if is_last else (state, ())
@@ -337,7 +337,7 @@ def progress_reported(state: JobState, host: str, message: NoProgressReport, now
     is_late = not (isinstance(state.phase, Running) or message.number)
     if is_late or message.attempt != state.attempt:
         return state, ()
-    return _watched(state, judge.reported(state.watch, host, message, set(state.members), now), now)
+    return _watched(state, judge.reported(state.watch, host, message, set(state.joined), now), now)
 
 
 def stacks_requested(state: JobState, host: str, message: StacksRequest, now: float) -> JobStep:
@@ -417,7 +417,7 @@ def _settled(state: JobState, clearing: Clearing) -> Result | None:
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:
     """Return the hosts that have not cleared; not the lost ones, whose processes nobody sees."""
-    return {*state.members, *state.absent} - set(clearing.cleared)
+    return {*state.joined, *state.absent} - set(clearing.cleared)
 
 
 def _restart_is_late(state: JobState, clearing: Clearing, now: float) -> JobStep:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Union
 
 from launcher.peers.messages import Hello, Message
+from launcher.result.causes import Failure
 from launcher.text.notes import Note
 from launcher.text.words import Log
 
@@ -27,10 +28,6 @@ class Received(NamedTuple):
 
     host: str
     message: Message
-
-
-# Why a connection has ended.
-CLOSED, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 
 class Lost(NamedTuple):
@@ -68,12 +65,9 @@ class Send(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Tell this host's run that it is without a coordinator, which is lost, or was never reached.
+    """Tell this host's run that the coordinator is lost, or was never reached."""
 
-    `how` says so of that host: `was lost: its launcher died`.
-    """
-
-    how: str
+    failure: Failure
 
 
 Action = Union[Log, Note, Send, Alone]

@@ -111,8 +111,9 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
     if not isinstance(phase, Joining) or now < due(state):
         return state, ()
     if now >= phase.deadline:
-        within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
-        return state._replace(phase=Left()), (events.Alone(f"could not be reached {within}"),)
+        how = f"could not be reached within {job.options.start_timeout:g} s ({phase.trouble})"
+        lost = of_lost_host(job.coordinator, how)
+        return state._replace(phase=Left()), (events.Alone(lost),)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {job.coordinator} ({phase.trouble})."),)
 
@@ -144,10 +145,9 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
     """End: nobody else decides, and torchrun's store is lost with the coordinator."""
     if not isinstance(state.phase, Joined):  # another program, or a coordinator without room
         return state, ()
-    how = f"was lost: {event.why}"
+    lost = of_lost_host(state.job.coordinator, f"was lost: {event.why}")
     # If it was only suspended, it ends with the same result when it continues.
-    lost = of_lost_host(state.job.coordinator, how)
-    return state._replace(phase=Left()), (_report(state, lost), events.Alone(how))
+    return state._replace(phase=Left()), (_report(state, lost), events.Alone(lost))
 
 
 def _report(state: LinkState, message: messages.Hello | messages.FromMember) -> events.Send:

@@ -67,7 +67,7 @@ class JobState(NamedTuple):
     grace: float = 0.0  # the longest of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
-    members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
+    joined: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
     failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
@@ -76,8 +76,8 @@ class JobState(NamedTuple):
 
     @property
     def others(self) -> list[str]:
-        """The members but this host."""
-        return [host for host in self.members if host != self.job.current_host]
+        """The other hosts that have joined, and are not lost."""
+        return [host for host in self.joined if host != self.job.current_host]
 
     @property
     def result(self) -> Result | None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
-from launcher.peers.events import Time as Time
 from launcher.result.raised import Exit
 
 # Events.
@@ -102,9 +101,6 @@ class KeeperCleared(NamedTuple):
     rank: int
     number: int
     survivors: int
-
-
-# The event Time, when something is due, is in peers/events.py.
 
 
 # Actions.

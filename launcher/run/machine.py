@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.peers.events import Alone
+from launcher.peers.events import Alone, Time
 from launcher.peers.messages import Cleared, End, Leave, Start, Stop
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, stopped
@@ -67,7 +67,7 @@ def due(state: State) -> float:
     phase = state.phase
     if isinstance(phase, Running):
         _, wait = ranks.to_count(state.ranks, -math.inf)
-        return min(phase.deadline, state.times.attempt + wait)
+        return min(phase.deadline, state.times.attempt_began + wait)
     if isinstance(phase, Ending):
         return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
@@ -92,7 +92,7 @@ def started(state: State, event: Start, now: float) -> Step:
     is_unbounded = state.job.plan.runner or 0 < len(again) == state.nproc
     state = state._replace(
         attempt=event.attempt,
-        times=Times(times.began, started=min(times.started, now), attempt=now),
+        times=Times(times.began, started=min(times.started, now), attempt_began=now),
         phase=Running(math.inf if is_unbounded else now + state.job.options.start_timeout),
         port=event.port,
         ranks=again,
@@ -118,7 +118,7 @@ def ended(state: State, event: End, now: float) -> Step:
         said = (Note("ending", cause=event.result.text),)
     if isinstance(phase, Ending) and (why is not Why.STOP or phase.why is Why.STOP):
         why = phase.why if phase.why is Why.STOP else why
-        return _if_clear(state, phase._replace(why=why, command=event.number), said, now)
+        return _if_clear(state, phase._replace(why=why, end_number=event.number), said, now)
     if why is Why.FAILURE and state.alive:
         state = state._replace(cause=event.result.cause)
         # The first host has logged who is absent.
@@ -151,7 +151,7 @@ def left(state: State, event: Leave, now: float) -> Step:
     plan = state.job.plan
     if phase.why is Why.STOP and _is_success(state) and plan.runner:
         # The program still works, and the stop came after all ranks of all hosts had succeeded.
-        state = state._replace(result=stopped(phase.number))
+        state = state._replace(result=stopped(phase.signal_number))
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # the others do not wait, or are lost; but ranks here are saving
         return state._replace(phase=phase._replace(leave_by=by)), ()
@@ -166,7 +166,7 @@ def left(state: State, event: Leave, now: float) -> Step:
 
 def alone(state: State, event: Alone, now: float) -> Step:
     """End without the coordinator: by its last End, for this host's own reason, or for its loss."""
-    result = state.result or causes.of_lost_host(state.job.coordinator, event.how).result
+    result = state.result or event.failure.result
     state, ends = ended(state, End(0, result), now)
     state, leaves = left(state, Leave(result), now)
     return state, (*ends, *leaves)
@@ -208,8 +208,8 @@ def signalled(state: State, event: Stop, now: float) -> Step:
     if isinstance(phase, Joining) or state.goes_on:
         state = state._replace(result=stopped(number))  # if the coordinator decides nothing else
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
-        command = phase.command if isinstance(phase, Ending) else LOCAL
-        state, actions = _end(state, Why.STOP, now, number, command)
+        end_number = phase.end_number if isinstance(phase, Ending) else LOCAL
+        state, actions = _end(state, Why.STOP, now, number, end_number)
         return state, (event, *actions)
     if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
@@ -235,13 +235,13 @@ def _interrupted(state: State, now: float) -> Step:
 # The end of ranks.
 
 
-def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
-    """End all ranks for a reason; `command` is the coordinator's number for it."""
+def _end(state: State, why: Why, now: float, number: int, end_number: int) -> Step:
+    """End all ranks by a signal; `end_number` is that of the coordinator's End."""
     grace, phase = state.grace(why), state.phase
     deadline = now + grace
     if isinstance(phase, Ending):
         deadline = max(deadline, phase.deadline)
-    ending = Ending(why, command, deadline, frozenset(state.ranks), number)
+    ending = Ending(why, end_number, deadline, frozenset(state.ranks), number)
     if state.alive and why is not Why.SUCCESS:
         # Before keepers kill the ranks: afterwards nobody knows where they were.
         ending = ending._replace(warn_at=deadline - min(WARN_SECONDS, grace / 2))
@@ -265,7 +265,7 @@ def _end_ranks(
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
-    if phase.open or phase.command == LOCAL:
+    if phase.open or phase.end_number == LOCAL:
         return state, before
     done = (*before, _report_of_end(state, phase))
     if not (phase.leave_by < math.inf and state.result):
@@ -276,13 +276,13 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
 
 def _report_of_end(state: State, phase: Ending) -> Cleared:
     """Return what this host reports at the end of its ranks: whether all have handled a stop."""
-    message = Cleared(phase.command, phase.survivors)
+    message = Cleared(phase.end_number, phase.survivors)
     reached = stops.reached(state.ranks.values())
     if phase.why is not Why.STOP or not reached:
         return message
-    if not all(stops.has_handled(rank, phase.number) for rank in reached):
+    if not all(stops.has_handled(rank, phase.signal_number) for rank in reached):
         return message._replace(handled=-1)
-    last = state.times.attempt + max(rank.ended_at for rank in reached)
+    last = state.times.attempt_began + max(rank.ended_at for rank in reached)
     seconds = round(max(0.0, last - state.times.closes), 3)
     return message._replace(handled=len(reached), seconds=seconds)
 
@@ -345,9 +345,8 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
     if state.torchrun_ends:
         return state, ()
     error = "it was sent a signal, or ends by itself (see this host's log)"
-    failure = _of_torchrun(state, events.TorchrunEnded(0, error), now)
-    state = state._replace(torchrun_ends=True)
-    return state, (failure._replace(cause=Cause.TORCHRUN_ENDS),)
+    failure = _of_torchrun(state, now, error=error)._replace(cause=Cause.TORCHRUN_ENDS)
+    return state._replace(torchrun_ends=True), (failure,)
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
@@ -385,25 +384,25 @@ def _notes_of_end(state: State, rank: Rank) -> Actions:
     phase, ended = state.phase, Note("ended", rank.rank, exit_code=rank.exit_code)
     if not (isinstance(phase, Ending) and phase.why is Why.STOP):
         return (ended,)
-    has_saved = stops.has_handled(rank, phase.number)
+    has_saved = stops.has_handled(rank, phase.signal_number)
     return (Note("saved", rank.rank), ended) if has_saved else (ended,)
 
 
 def _updated(state: State, event: ranks.RankEvent, now: float) -> State:
-    rank = ranks.updated(state.ranks[event.rank], event, now - state.times.attempt)
+    rank = ranks.updated(state.ranks[event.rank], event, now - state.times.attempt_began)
     return state._replace(ranks={**state.ranks, rank.rank: rank})
 
 
 def _count(state: State, now: float, until: float) -> Step:
     """Report the ranks whose failures count until a time."""
-    counting, _ = ranks.to_count(state.ranks, until - state.times.attempt)
+    counting, _ = ranks.to_count(state.ranks, until - state.times.attempt_began)
     reported = {rank.rank: rank._replace(is_reported=True) for rank in counting}
     state = state._replace(ranks={**state.ranks, **reported})
     return state, tuple(_failure(state, rank, now) for rank in counting)
 
 
 def _failure(state: State, rank: Rank, now: float) -> Failure:
-    age = now - state.times.attempt - rank.failed_at
+    age = now - state.times.attempt_began - rank.failed_at
     return ranks.failure(rank, state.job.current_host)._replace(age=round(age, 3))
 
 
@@ -411,14 +410,14 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.plan.runner and event.returncode:
-        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
+        state = _without_success(state._replace(failure=_of_torchrun(state, now, *event)))
     if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         counted: Actions = ()
         if isinstance(phase, Running):  # what ranks have said comes before
             state, counted = _count(state, now, until=math.inf)
-        return state, (*counted, _of_torchrun(state, event, now))
+        return state, (*counted, _of_torchrun(state, now, *event))
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
@@ -434,10 +433,11 @@ def _is_success(state: State) -> bool:
     return state.result is not None and state.result.exit_code == 0
 
 
-def _of_torchrun(state: State, event: events.TorchrunEnded, now: float) -> Failure:
-    seconds, had_ranks = now - state.times.attempt, bool(state.ranks)
-    code, error, oom = event
-    return causes.of_torchrun(state.job, code, error, seconds, oom, had_ranks=had_ranks)
+def _of_torchrun(
+    state: State, now: float, returncode: int = 0, error: str = "", oom: str = ""
+) -> Failure:
+    seconds, had_ranks = now - state.times.attempt_began, bool(state.ranks)
+    return causes.of_torchrun(state.job, returncode, error, seconds, oom, had_ranks=had_ranks)
 
 
 # Events during a stop: they do not change the result.
@@ -445,7 +445,7 @@ def _of_torchrun(state: State, event: events.TorchrunEnded, now: float) -> Failu
 
 def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Log a failure during a stop."""
-    number = phase.number
+    number = phase.signal_number
     if phase.why is not Why.STOP:
         return _report_failure(state, rank, now)
     if rank.response is None:  # nothing else logs it
@@ -470,7 +470,7 @@ def _report_failure(state: State, rank: Rank, now: float) -> Actions:
 # Time.
 
 
-def time_is_up(state: State, event: events.Time, now: float) -> Step:
+def time_is_up(state: State, event: Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
     if isinstance(phase, Running):
@@ -478,7 +478,7 @@ def time_is_up(state: State, event: events.Time, now: float) -> Step:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
-            return state, (_of_torchrun(state, events.TorchrunEnded(0, error), now),)
+            return state, (_of_torchrun(state, now, error=error),)
         return _count(state, now, until=now)
     if isinstance(phase, Leaving) and now >= phase.by:
         if phase.is_killed:
@@ -514,5 +514,5 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     events.RankEnded: rank_reports,
     events.TorchrunEnded: torchrun_ended,
     events.NothingLeft: nothing_left,
-    events.Time: time_is_up,
+    Time: time_is_up,
 }

@@ -5,6 +5,14 @@ NAME ARGUMENT ...`; or imported by warm.py. The script must not notice: its `__m
 `sys.path[0]`, exit code, traceback and child processes are those of `python PATH ARGUMENT ...`.
 From outside, nobody can tell which exception ended a rank, and when; nor where it crashed, nor what
 its threads raised.
+
+Its messages to the launcher, which the keeper passes on to keepers.py (`_said`):
+
+    script_ended: true, alone         when the script has ended by itself
+    end, groups                       why it failed (describe.py), and its process groups
+    thread: its name, and the end     an exception in a thread
+    watch: a signal; poll: a number   that it can be polled, and each reply (watch/in_rank.py)
+    no JSON                           what faulthandler has written, at a crash or that signal
 """
 
 from __future__ import annotations

@@ -42,15 +42,15 @@ class Running(NamedTuple):
 class Ending(NamedTuple):
     """All processes of ranks are being ended.
 
-    `command` is the number of the coordinator's End, -1 while only this host knows of the end;
+    `end_number` is that of the coordinator's End, -1 while only this host knows of the end;
     `open` are the ranks whose keepers have not cleared; at `deadline` they kill their processes.
     """
 
     why: Why
-    command: int
+    end_number: int
     deadline: float
     open: frozenset[int]
-    number: int = signal.SIGTERM  # of the signal that ranks get
+    signal_number: int = signal.SIGTERM  # that ranks get
     survivors: int = 0
     warn_at: float = math.inf  # when to log which ranks still run, and where they are
     leave_by: float = math.inf  # if the others have left without this host: it leaves when clear
@@ -76,7 +76,7 @@ class Times(NamedTuple):
 
     began: float
     started: float = math.inf  # torchrun
-    attempt: float = math.inf  # this attempt
+    attempt_began: float = math.inf
     trains: float = math.inf  # when this attempt's first rank began to run
     closes: float = math.inf  # when ranks were ended
 

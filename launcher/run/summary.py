@@ -74,7 +74,7 @@ def _unsaved(state: State) -> list[str]:
     if not (state.result and reached):
         return []
     name, grace = signal.Signals(state.result.stop_signal).name, state.grace(Why.STOP)
-    by = state.times.closes + grace - state.times.attempt
+    by = state.times.closes + grace - state.times.attempt_began
     late = [rank for rank in reached if rank.exit_code == -signal.SIGKILL and rank.ended_at >= by]
     host, of_all, lines = state.job.current_host, plural(len(reached), "rank"), list[str]()
     if died:
@@ -121,7 +121,7 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     joined = times.started if has_peers else times.began
     if state.attempt > 1:
         begins.append(("lost to failed attempts", joined))
-        joined = times.attempt
+        joined = times.attempt_began
     begins += [("starting", joined), ("training", times.trains), (ending, closes)]
     begun = [(part, min(at, closes)) for part, at in begins if at < math.inf]
     ends = [*(at for _, at in begun[1:]), now]

@@ -34,7 +34,7 @@ from launcher.job.options import BARS, EVENTS_DIR, INIT, INTERNAL, JOB_MARK, RUN
 from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir, config_dir
 from launcher.peers.channel import Channel
-from launcher.peers.events import StoreMade
+from launcher.peers.events import StoreMade, Time
 from launcher.peers.messages import Cleared, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, machine, stops, summary
@@ -169,7 +169,7 @@ class Supervisor(Stepping):
     def _do_what_is_due(self) -> None:
         now = self._system.now()
         if now >= machine.due(self.state):
-            self.happens(events.Time())
+            self.happens(Time())
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._keepers.watch.due():
