@@ -238,9 +238,9 @@ def cause_of(end: raised.Exit) -> Cause:
     if end.exit_code in (-signal.SIGABRT, -signal.SIGTERM):
         return Cause.ABORTED
     links = end.chain or (raised.Link(message=end.words),)
-    if end.notes or end.broken or not raised.is_secondary(links):
+    if end.notes or end.broken or not any(map(raised.is_secondary, links)):
         return Cause.OWN
-    if raised.has_timed_out(links):
+    if any(map(raised.has_timed_out, links)):
         return Cause.TIMED_OUT
     return Cause.SECONDARY if end.chain else Cause.ABORTED
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from launcher.job import toolkit
 from launcher.text.log import log
 
-# Versions of an earlier run's files, from before this launcher started, by their paths.
-_earlier: dict[str, tuple[int, ...]] = {}
+# The versions that the files had before this launcher started, an earlier run's, by their paths.
+_earlier: dict[str, tuple[int, ...] | None] = {}
 _RESERVE = 8192  # bytes: more than the text has
 # The descriptor of an unlinked file that reserves them on the failure file's volume until the file
 # is written: full volumes are frequent failures. Creating `failure` early would end the toolkit's
@@ -46,9 +46,7 @@ def prepare_failure(environ: Mapping[str, str]) -> None:
         _reserve.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         os.unlink(name)
         os.posix_fallocate(_reserve[-1], 0, _RESERVE)
-    version = version_of(path)
-    if version:
-        _earlier[path] = version
+    _earlier[path] = version_of(path)
 
 
 def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> None:
@@ -57,7 +55,8 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
     A missing or read-only folder costs a line in the log (none if quiet), not the job.
     """
     path = _path(environ)
-    is_earlier = path in _earlier and _earlier[path] == version_of(path)
+    earlier = _earlier.get(path)
+    is_earlier = earlier is not None and earlier == version_of(path)
     while _reserve:
         os.close(_reserve.pop())
     try:

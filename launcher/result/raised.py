@@ -147,23 +147,18 @@ def frames(links: Sequence[Link]) -> str:
     return next((link.frames for link in _exit(links)[1]), "")
 
 
-def is_secondary(links: Sequence[Link]) -> bool:
-    """Tell whether any of these may be the consequence of another rank's end.
+def has_timed_out(link: Link) -> bool:
+    """Tell whether a rank has given up waiting for others."""
+    return bool(_GAVE_UP.search(link.message)) and _REACHED not in link.message
+
+
+def is_secondary(link: Link) -> bool:
+    """Tell whether an exception may be the consequence of another rank's end.
 
     Such are errors that only collectives raise, and connections that broke where ranks talk to each
     other: in torch or multiprocessing. In a download or a database driver it is the rank's own
     failure.
     """
-    return any(_is_of_another_rank(link) for link in links)
-
-
-def has_timed_out(links: Sequence[Link]) -> bool:
-    """Tell whether a rank has given up waiting for others."""
-    texts = [link.message for link in links]
-    return any(_GAVE_UP.search(text) and _REACHED not in text for text in texts)
-
-
-def _is_of_another_rank(link: Link) -> bool:
     said = f"{link.exception}: {link.message}"
     if _OF_COLLECTIVES.search(said):
         return _OF_THE_CALL not in said
@@ -223,8 +218,9 @@ def _printed(message: str) -> tuple[str, list[Link]]:
         return message, []
     links: list[Link] = []
     # multiprocessing and concurrent.futures quote it like a long string of Python.
-    first, *others = _HEADERS.split(printed.rstrip().removesuffix('"""').removesuffix("'''"))
-    for text, how in zip([first, *others[1::2]], [*others[::2], None]):
+    pieces = _HEADERS.split(printed.rstrip().removesuffix('"""').removesuffix("'''"))
+    # Each exception, and the line between it and the next one.
+    for text, how in zip(pieces[::2], [*pieces[1::2], None]):
         frames, said = _PARTS.findall(text)[0]
         name, _, words = said.strip().partition(": ")
         if name:
