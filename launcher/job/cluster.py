@@ -71,14 +71,11 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     A process sees at most one MIG slice, and with it no GPU without slices (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
-    count, found = resources.count("SM_NUM_GPUS", environ), list[Gpu]()
-    if count is None:
-        found = resources.gpus(environ, signals)
-    else:
-        if resources.visible_gpus([Gpu("")] * count, environ):
-            found = resources.gpus(environ, signals)
-        found = [*found, *[Gpu("")] * (count - len(found))][:count]
-    visible = resources.visible_gpus(found, environ)
+    count = resources.count("SM_NUM_GPUS", environ)
+    counted = [Gpu("")] * (count or 0)
+    is_needed = count is None or resources.visible_gpus(counted, environ)
+    found = resources.gpus(environ, signals) if is_needed else []
+    visible = resources.visible_gpus([*found, *counted][:count], environ)
     models = tuple(dict.fromkeys(gpu.name for gpu in visible if gpu.name))
     devices = [device for gpu in visible for device in gpu.devices]
     if any(device.startswith("MIG-") for device in devices):

@@ -37,16 +37,10 @@ LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (exe
 class TrainingConfig(NamedTuple):
     """The three files of /opt/ml/input/config, parsed."""
 
-    base_dir: str
     hyperparameters: Mapping[str, Any]  # the user's; values JSON-decoded if they were JSON
     framework_params: Mapping[str, Any]  # the platform's: keys that begin with sagemaker_
     resource_config: Mapping[str, Any]
     input_data_config: Mapping[str, Any]
-
-    @property
-    def folder(self) -> str:
-        """The folder of the three files."""
-        return config_dir(self.base_dir)
 
 
 class JobInput(NamedTuple):
@@ -87,11 +81,12 @@ def read_input(
         if not words and (words := as_arguments(environ)):
             lines.append("started without arguments: using the hyperparameters (SM_HPS).")
         return JobInput(words, lines=[*lines, *not_passed(words, environ)])
+    folder = config_dir(base_dir(environ))
     try:
         words = [*to_cmd_args(config.hyperparameters), *words]
         made = to_env_vars(config, environ, signals)
     except RecursionError:
-        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
+        raise LaunchError(f"a file in {folder} is nested too deeply.") from None
     # SageMaker allows longer hyperparameters than the kernel accepts in a variable.
     too_long = [
         name
@@ -105,7 +100,7 @@ def read_input(
             f"{', '.join(sorted(too_long))}; read the SM_HP_NAME variables instead."
         )
     made = {name: text for name, text in made.items() if name not in {*too_long, *environ}}
-    return JobInput(words, made, lines, config.folder, os.path.abspath(code_dir(environ)))
+    return JobInput(words, made, lines, folder, os.path.abspath(code_dir(environ)))
 
 
 def base_dir(environ: Mapping[str, str]) -> str:
@@ -145,7 +140,6 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     values = _read_object(folder, "hyperparameters.json")
     values = {key: decoded(value) for key, value in values.items()}
     return TrainingConfig(
-        base_dir=base,
         hyperparameters={key: values[key] for key in values if not is_platforms_own(key)},
         framework_params={key: values[key] for key in values if is_platforms_own(key)},
         resource_config=resource_config,
@@ -203,7 +197,7 @@ def to_env_vars(
     """
     params, hyperparameters = config.framework_params, config.hyperparameters
     others = {key: value for key, value in params.items() if key not in _HANDLED_KEYS}
-    data = os.path.join(config.base_dir, "input", "data")
+    data = os.path.join(base_dir(environ), "input", "data")
     channels = {name: os.path.join(data, name) for name in config.input_data_config}
     topology = config.resource_config.get("topology", [])
     values = _values(config, environ, signals)
@@ -247,7 +241,7 @@ def _values(
     instance_type = resource_config.get("current_instance_type", "local")
     gpus = resources.count("SM_NUM_GPUS", environ)
     program = str(params.get("sagemaker_program"))
-    path = functools.partial(os.path.join, config.base_dir)
+    path = functools.partial(os.path.join, base_dir(environ))
     return {
         "resource_config": resource_config,
         "input_data_config": config.input_data_config,
@@ -270,7 +264,7 @@ def _values(
         "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
         "input_dir": path("input"),
-        "input_config_dir": config.folder,
+        "input_config_dir": path("input", "config"),
         "model_dir": path("model"),
         "output_dir": path("output"),
         "output_data_dir": path("output", "data"),
