@@ -15,19 +15,15 @@ from launcher.errors import LaunchError, NothingToRunError, UnexpectedError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, checked, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
-_TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(_TARGETS.values(), str),
-    **{field: option.parse for field, option in OPTIONS.items()},
-}
-_FIELDS = {flag(field): field for field in OPTIONS}
+TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
+FIELDS = {flag(field): field for field in OPTIONS}
 # torchrun's variables for our options. Ours win; of these the last that is set counts.
 _OF_TORCHRUN = {
     "PET_MAX_RESTARTS": "max_restarts",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",
     "PET_SHUTDOWN_TIMEOUT": "grace",
 }
-_TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
+TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -45,7 +41,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """
     sources = {
         field: (variable, environ[variable])
-        for variable, field in {**_OF_TORCHRUN, **_TWINS}.items()
+        for variable, field in {**_OF_TORCHRUN, **TWINS}.items()
         if environ.get(variable)
     }
     script_args: list[str] = []
@@ -55,12 +51,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         else:
             script_args += typed
     values: dict[str, Any] = {
-        field: checked(name, text, _PARSERS[field]) for field, (name, text) in sources.items()
+        field: checked(name, text, _parser(field)) for field, (name, text) in sources.items()
     }
     unknown = sorted(
         name
-        for name in environ.keys() - {*_TWINS, *INTERNAL}
-        if name.startswith("LAUNCHER_") or name.upper().replace("-", "_") in _TWINS
+        for name in environ.keys() - {*TWINS, *INTERNAL}
+        if name.startswith("LAUNCHER_") or name.upper().replace("-", "_") in TWINS
     )
     _check_target(values, script_args, unknown)
     if values.get("bools") == "flag":
@@ -91,12 +87,16 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
     while rest:
         word = rest.pop()
         name, equals, text = word.partition("=")
-        field = _TARGETS.get(name) or (_field(name) if _spelled(name).startswith(PREFIX) else "")
+        field = TARGETS.get(name) or (_field(name) if _spelled(name).startswith(PREFIX) else "")
         if not field or equals:
             yield [word], field, text
         else:
-            values = _next(name, rest, _PARSERS[field])
+            values = _next(name, rest, _parser(field))
             yield [word, *values], field, (values or ["true"])[0]
+
+
+def _parser(field: str) -> Callable[[str], Any]:
+    return OPTIONS[field].parse if field in OPTIONS else str
 
 
 def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
@@ -130,12 +130,12 @@ def _spelled(name: str) -> str:
 def _field(name: str) -> str:
     """Return the field of the option called name, as it was typed."""
     spelled = _spelled(name)
-    if spelled in _FIELDS:
-        return _FIELDS[spelled]
+    if spelled in FIELDS:
+        return FIELDS[spelled]
     import difflib  # only needed for this error
 
-    near = [option for option in _FIELDS if option.startswith(f"{spelled}-")]
-    near = near or difflib.get_close_matches(spelled, _FIELDS, n=1, cutoff=0.85)
+    near = [option for option in FIELDS if option.startswith(f"{spelled}-")]
+    near = near or difflib.get_close_matches(spelled, FIELDS, n=1, cutoff=0.85)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
 
@@ -144,7 +144,7 @@ def _check_target(
     values: Mapping[str, Any], script_args: Sequence[str], unknown: Sequence[str]
 ) -> None:
     """Refuse a command line that does not name exactly one script or module."""
-    named = [f"{option} {values[field]}" for option, field in _TARGETS.items() if field in values]
+    named = [f"{option} {values[field]}" for option, field in TARGETS.items() if field in values]
     if len(named) == 2:
         raise LaunchError(f"{' and '.join(named)} are both given; expected only one of them.")
     if named and named[0].endswith(" "):

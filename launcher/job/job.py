@@ -81,13 +81,9 @@ class LaunchPlan(NamedTuple):
 def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
     """Return where the torchruns meet, if `host` resolves to the first host."""
     if cluster.nnodes > 1:
-        return host_and_port(host, options.rdzv_port)
+        name = f"[{host}]" if ":" in host else host  # an IPv6 address
+        return f"{name}:{options.rdzv_port}"
     return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
-
-
-def host_and_port(host: str, port: int) -> str:
-    """Return a host and a port as one word, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Job(NamedTuple):

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import COUNTED, OPTIONS, Options
+from launcher.job.arguments import FIELDS, TARGETS, TWINS
+from launcher.job.options import COUNTED, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
 
@@ -18,8 +19,7 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
     """Yield the lines for the log."""
     for variable in options.unknown_twins:
         twin = variable.upper().replace("-", "_")
-        is_misspelt = twin.removeprefix("LAUNCHER_").lower() in OPTIONS
-        hint = f"did you mean {twin}?" if is_misspelt else "see --launcher-help."
+        hint = f"did you mean {twin}?" if twin in TWINS else "see --launcher-help."
         yield f"warning: {variable} is not a launcher option; {hint}"
     yield from _meant_for_the_launcher(options)
     unused = {
@@ -43,8 +43,7 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
 
 def _meant_for_the_launcher(options: Options) -> Iterator[str]:
     """Yield a line for each script argument with the name of an option of ours or of torchrun."""
-    names = ["--train-script", "--train-module", *map(flag, OPTIONS)]
-    ours = {name.lstrip("-"): name for name in names}
+    ours = {name.lstrip("-"): name for name in (*TARGETS, *FIELDS)}
     for word, following in zip(options.script_args, (*options.script_args[1:], "")):
         name, equals, text = word.partition("=")
         spelled = name.lstrip("-").lower().replace("_", "-")

@@ -12,7 +12,7 @@ from launcher.host.network import listen_on_all
 from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
-from launcher.job.job import Job, LaunchPlan, host_and_port
+from launcher.job.job import Job, LaunchPlan, endpoint_at
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import make_plan
@@ -79,9 +79,9 @@ def reached_at(
     plan = plan._replace(environment={**plan.environment, **uses})
     if has_name or job.cluster.node_rank:
         return plan
+    endpoint = endpoint_at(job.cluster, job.options, address)
     words = {
-        f"--rdzv-endpoint={job.endpoint}": "--rdzv-endpoint="
-        + host_and_port(address, job.options.rdzv_port),
+        f"--rdzv-endpoint={job.endpoint}": f"--rdzv-endpoint={endpoint}",
         f"--local-addr={job.cluster.address(job.current_host)}": f"--local-addr={address}",
     }
     argv = tuple(words.get(word, word) for word in plan.argv)
