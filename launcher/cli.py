@@ -110,7 +110,7 @@ def _launch(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, report: Report
 ) -> Result:
     require_files()  # the launcher cannot work without them
-    job = prepare(argv, environ, signals)
+    job = prepare(argv, environ)
     if job is None:
         return SUCCESS
     if job.options.dry_run:

@@ -74,7 +74,7 @@ def _report(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, logged: Sequence[str]
 ) -> tuple[Job, list[ReportLine]]:
     """Return the job and all findings, in the report's order; fewer after a stop."""
-    job, has_script = planned(argv, environ, signals)
+    job, has_script = planned(argv, environ)
     if job is _UNKNOWN:
         return job, [ReportLine("job", OK, line) for line in logged]
     found = at_once(lambda name: [*CHECKS[name](job, environ)], CHECKS, SECONDS, signals)
@@ -82,18 +82,16 @@ def _report(
     return job, [*report, *_of_job(job, logged, has_script=has_script)]
 
 
-def planned(
-    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> tuple[Job, bool]:
+def planned(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, bool]:
     """Return the planned job, and whether a script or module is named.
 
     _UNKNOWN: this host takes no part in it. Nothing is created: it is a dry run.
     """
     try:
-        job = prepare(argv, {**environ, "LAUNCHER_DRY_RUN": "true"}, signals) or _UNKNOWN
+        job = prepare(argv, {**environ, "LAUNCHER_DRY_RUN": "true"}) or _UNKNOWN
     except NothingToRunError:
         # Ignore hyperparameters: they belong to another job.
-        return planned([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals)[0], False
+        return planned([*argv, *_ANY], {**environ, "SM_HPS": ""})[0], False
     except LaunchError as error:
         job = _UNKNOWN._replace(error=error)
     if job.error and not isinstance(job.error, LaunchError):

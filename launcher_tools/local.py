@@ -36,7 +36,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
     resources.read_resources()  # raises LaunchError without torch, before anything is created
-    shares = local_setup.shares(len(chosen.hosts), environ, signals)
+    shares = local_setup.shares(len(chosen.hosts), environ)
     if stop := signals.stop:  # a stop during the query for GPUs
         log(f"{signal_name(stop)}: nothing was started.")
         return stopped(stop)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from launcher.errors import LaunchError
 from launcher.host.cgroups import read_text
-from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.options import INTERNAL
 
@@ -40,14 +39,14 @@ class Share(NamedTuple):
     gpus: tuple[str, ...] | None  # UUIDs; None: this machine has none
 
 
-def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
+def shares(count: int, environ: Mapping[str, str]) -> list[Share]:
     """Divide this machine among `count` equal hosts, as on SageMaker.
 
     A host sees its GPUs by their UUIDs (in MIG mode, those of slices): with numbers, the second
     host's would not begin at 0. Raises LaunchError if there are fewer loopback addresses.
     """
     found = addresses(count)
-    visible = resources.visible_gpus(resources.gpus(environ, signals), environ)
+    visible = resources.visible_gpus(resources.gpus(environ), environ)
     gpus = [device for gpu in visible for device in gpu.devices]
     parts = divided(gpus, count) if len(gpus) >= count else [()] * count
     return [

@@ -188,7 +188,7 @@ def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Si
     # A script must be named; a hyperparameter may name it, and set options, too.
     for words in (["--train-script", _TRAIN], []):
         with contextlib.suppress(LaunchError):
-            job = prepare(words, seen, signals)
+            job = prepare(words, seen)
             if job and not job.coordinates:
                 supervisor.run(job._replace(error=error), environ, System(signals))
             return

@@ -30,12 +30,10 @@ class Answer(NamedTuple):
     is_late: bool = False
 
 
-def ask(
-    argv: Sequence[str], environ: Mapping[str, str], seconds: float, signals: Signals | None = None
-) -> Answer:
+def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answer:
     """Run a command in a session of its own; return its output.
 
-    Kill it after `seconds`, or if a stop is among the signals; the stop is not taken from them.
+    Kill it after `seconds`, or if a stop arrives.
     """
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     pipes |= {"stdin": subprocess.DEVNULL, "preexec_fn": tie_to_this_process()}
@@ -51,7 +49,7 @@ def ask(
             out, err = process.communicate(timeout=_POLL_SECONDS)
         except subprocess.TimeoutExpired as error:
             out, err = error.output or b"", error.stderr or b""
-            if signals and signals.stop:
+            if Signals.stop:
                 break
     code = process.returncode
     if code is None:  # do not wait for its end: a driver's call may keep it alive

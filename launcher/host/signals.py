@@ -20,11 +20,13 @@ class Signals:
     """Records signals and ends of children from its creation on; a selector can wait for it.
 
     Python itself writes each signal's number to a pipe (signal module, set_wakeup_fd), and `take`
-    reads it there. `stop` is the number of the first stop, 0 if none has arrived.
+    reads it there. `stop` is the number of the first stop of this process, 0 if none has arrived:
+    the class has it, for all that wait for something that may take long (child.py).
     """
 
+    stop = 0
+
     def __init__(self) -> None:
-        self.stop = 0
         self._logged: set[int] = set()  # of OTHERS
         self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -38,7 +40,7 @@ class Signals:
 
     def _arrived(self, number: int, frame: object) -> None:
         if number in STOPS:
-            self.stop = self.stop or number
+            Signals.stop = Signals.stop or number
 
     def ignore_stops(self) -> None:
         """Ignore stops and OTHERS from now on: they no longer change how this process ends."""

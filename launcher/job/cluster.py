@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import LaunchError, UnexpectedError
-from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
@@ -24,14 +23,10 @@ from launcher.text.words import flag, listed
 ALONE = "localhost"
 
 
-def read_cluster(
-    environ: Mapping[str, str],
-    instance_groups: Sequence[str] = (),
-    signals: Signals | None = None,
-) -> Cluster:
+def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()) -> Cluster:
     """Return the cluster that the environment describes, limited to some instance groups.
 
-    A stop among the signals ends the wait for the devices' drivers; then there are no devices.
+    A stop ends the wait for the devices' drivers; then there are no devices.
     Raises LaunchError, which names the variable, if the description is invalid.
     """
     if "SM_HOSTS" in environ:
@@ -50,13 +45,13 @@ def read_cluster(
     job_name = _job_name(hosts, environ)
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
-    gpus, mig, models = _gpus(environ, signals)
+    gpus, mig, models = _gpus(environ)
     return Cluster(
         hosts=tuple(sorted(hosts)),
         current_host=current_host,
         job_name=job_name,
         num_gpus=gpus,
-        num_neurons=resources.count_neuron_cores(instance_type, environ, signals),
+        num_neurons=resources.count_neuron_cores(instance_type, environ),
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
         addresses=_addresses(toolkit.decoded(environ.get(HOST_ADDRESSES) or "{}")),
         mig=mig,
@@ -65,7 +60,7 @@ def read_cluster(
     )
 
 
-def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int, tuple[str, ...]]:
+def _gpus(environ: Mapping[str, str]) -> tuple[int, int, tuple[str, ...]]:
     """Return how many GPUs a process sees, `mig`, and the GPUs' models.
 
     A process sees at most one MIG slice, and with it no GPU without slices (MIG User Guide,
@@ -74,7 +69,7 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     count = resources.count("SM_NUM_GPUS", environ)
     counted = [Gpu("")] * (count or 0)
     is_needed = count is None or resources.visible_gpus(counted, environ)
-    found = resources.gpus(environ, signals) if is_needed else []
+    found = resources.gpus(environ) if is_needed else []
     visible = resources.visible_gpus([*found, *counted][:count], environ)
     models = tuple(dict.fromkeys(gpu.name for gpu in visible if gpu.name))
     devices = [device for gpu in visible for device in gpu.devices]

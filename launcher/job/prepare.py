@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.journal import host_folder
 from launcher.host.network import listen_on_all
-from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Job, LaunchPlan, endpoint_at
@@ -21,20 +20,18 @@ from launcher.text.log import log
 from launcher.text.words import port_is_taken
 
 
-def prepare(
-    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> Job | None:
+def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
     """Return the job with this host's plan; None if this host takes no part in it.
 
-    If a stop is among the signals, do not wait for drivers that block: nothing will be started.
+    After a stop do not wait for drivers that block: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
     """
     _refuse_surroundings(environ)
-    given = toolkit.read_input(argv, environ, signals)
+    given = toolkit.read_input(argv, environ)
     try:
         options = arguments.parse(given.words, environ)
         described = {**given.variables, **environ}
-        cluster = read_cluster(described, options.instance_groups, signals)
+        cluster = read_cluster(described, options.instance_groups)
     except LaunchError as error:
         error.args = (" ".join([str(error), *given.hints()]),)
         raise

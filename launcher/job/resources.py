@@ -127,13 +127,13 @@ class Gpu(NamedTuple):
         return self.slices or (self.uuid,)
 
 
-def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[Gpu]:
+def gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that `nvidia-smi -L` lists, as the toolkit counts them.
 
-    A driver may block for ever; a stop among the signals ends the wait, and then there are none.
+    A driver may block for ever; a stop ends the wait, and then there are none.
     """
     found: list[Gpu] = []
-    for kind, name, uuid in _DEVICE.findall(_ask("nvidia-smi", "-L", environ, signals)):
+    for kind, name, uuid in _DEVICE.findall(_ask("nvidia-smi", "-L", environ)):
         if kind == "GPU":
             found.append(Gpu(uuid, name=name))
         elif found:  # a slice, below its GPU
@@ -170,19 +170,17 @@ def count(variable: str, environ: Mapping[str, str]) -> int | None:
     return checked(variable, text, whole(0, 99999)) if text else None
 
 
-def count_neuron_cores(
-    instance_type: str, environ: Mapping[str, str], signals: Signals | None = None
-) -> int:
+def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
     """Return the Neuron cores of this host as the toolkit counts them: SM_NUM_NEURONS, neuron-ls.
 
-    A stop among the signals ends the wait, as in `gpus`.
+    A stop ends the wait, as in `gpus`.
     """
     cores = count("SM_NUM_NEURONS", environ)
     if cores is not None:
         return cores
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
-    answer = _ask("neuron-ls", "-j", environ, signals)
+    answer = _ask("neuron-ls", "-j", environ)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
     except (ValueError, TypeError, AttributeError):
@@ -190,15 +188,15 @@ def count_neuron_cores(
         return 0
 
 
-def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals | None) -> str:
+def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
     path = shutil.which(command, path=environ.get("PATH"))
-    if path is None or (signals and signals.stop):
+    if path is None or Signals.stop:
         return ""
-    answer = ask([path, option], environ, _ASK_TIMEOUT, signals)
-    if signals and signals.stop:
+    answer = ask([path, option], environ, _ASK_TIMEOUT)
+    if Signals.stop:
         return ""
     if answer.problem:
         # Tell users who pay for a GPU that they train on a CPU.

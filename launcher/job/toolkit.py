@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError, UnexpectedError
-from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.text.words import NAMED, join_and_count, printable
 
@@ -60,9 +59,7 @@ class JobInput(NamedTuple):
         return lines
 
 
-def read_input(
-    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> JobInput:
+def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
     """Return the job as the arguments, the environment and SageMaker's files describe it.
 
     The files count if neither the toolkit nor SDK v3 has made variables from them. Raises
@@ -84,7 +81,7 @@ def read_input(
     folder = config_dir(base_dir(environ))
     try:
         words = [*to_cmd_args(config.hyperparameters), *words]
-        made = to_env_vars(config, environ, signals)
+        made = to_env_vars(config, environ)
     except RecursionError:
         raise LaunchError(f"a file in {folder} is nested too deeply.") from None
     # SageMaker allows longer hyperparameters than the kernel accepts in a variable.
@@ -186,9 +183,7 @@ def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
     return args
 
 
-def to_env_vars(
-    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None = None
-) -> dict[str, str]:
+def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the toolkit would make from these files.
 
     `SM_*` as its Environment names them, except those that only its own distributions use, and
@@ -200,7 +195,7 @@ def to_env_vars(
     data = os.path.join(base_dir(environ), "input", "data")
     channels = {name: os.path.join(data, name) for name in config.input_data_config}
     topology = config.resource_config.get("topology", [])
-    values = _values(config, environ, signals)
+    values = _values(config, environ)
     training_env = {
         **values,
         "hyperparameters": hyperparameters,
@@ -231,9 +226,7 @@ def to_env_vars(
     }
 
 
-def _values(
-    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
-) -> dict[str, Any]:
+def _values(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the values that both SM_TRAINING_ENV and a variable of their name have."""
     resource_config, params = config.resource_config, config.framework_params
     groups = instance_groups(resource_config)
@@ -256,8 +249,8 @@ def _values(
         "distribution_instance_groups": params.get("sagemaker_distribution_instance_groups", []),
         "network_interface_name": resource_config.get("network_interface_name", "eth0"),
         "num_cpus": resources.count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
-        "num_gpus": len(resources.gpus(environ, signals)) if gpus is None else gpus,
-        "num_neurons": resources.count_neuron_cores(str(instance_type), environ, signals),
+        "num_gpus": len(resources.gpus(environ)) if gpus is None else gpus,
+        "num_neurons": resources.count_neuron_cores(str(instance_type), environ),
         "user_entry_point": params.get("sagemaker_program"),
         "module_name": program.removesuffix(".py"),
         "module_dir": params.get("sagemaker_submit_directory", code_dir(environ)),
