@@ -68,10 +68,9 @@ Exit codes:
 
 def default_of(name: str) -> str:
     """Return an option's default as a person would type it; "" if there is nothing to type."""
+    words = {None: "auto", math.inf: "0", (): ""}
     default = Options._field_defaults[name]
-    if default in (None, math.inf):
-        return "auto" if default is None else "0"
-    return "" if default in ((), "") else str(default).lower()
+    return words.get(default, str(default).lower())
 
 
 def help_text() -> str:

@@ -240,9 +240,8 @@ class _Planning:
             if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
                 seconds = -(-options.host_timeout // 3)
                 typed.append(f"keep_alive_interval={seconds},keep_alive_max_attempt=3")
-        users = self.environ.get("PET_RDZV_CONF")
         # The last of two equal keys counts.
-        return ",".join([*pairs, *([users] if users else []), *typed])
+        return ",".join(filter(None, [*pairs, self.environ.get("PET_RDZV_CONF"), *typed]))
 
     def tuned(self, nproc: int | str) -> tuple[dict[str, str], str]:
         """Return the variables that make ranks fast, and their log line, if any.
