@@ -220,7 +220,7 @@ def devices(job: Job, environ: Mapping[str, str]) -> Findings:
         yield PROBLEM, seen, "replace this host, or its driver"
         return
     if not most:
-        most = resources.usable_cores()
+        most = len(resources.physical_cores())
         units = f"no GPU; {plural(most, 'core')}"
     if ranks > most:
         to_do = f"use {flag('nproc_per_node')} {most}, or a larger instance"
@@ -335,7 +335,7 @@ def limits(job: Job, environ: Mapping[str, str]) -> Findings:
     ranks = _ranks(job)
     text = {**job.plan.environment, **environ}.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdecimal() else 1
-    workers = max(1, resources.usable_cores() // ranks)
+    workers = max(1, len(resources.physical_cores()) // ranks)
     needs = ranks * (threads + workers + _OTHER_THREADS)
     seen = f"{min(left)} more processes and threads may be started"
     if min(left) >= needs:

@@ -281,7 +281,7 @@ def test_processes_and_threads(tmp_path, monkeypatch, ranks, most, environ, expe
     texts = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/pids.max": f"{most}\n"}
     root = files(tmp_path, {**texts, "sys/fs/cgroup/a/pids.current": "10\n"})
     monkeypatch.setattr(checks, "_ROOT", root)
-    monkeypatch.setattr(checks.resources, "usable_cores", lambda: 8)
+    monkeypatch.setattr(checks.resources, "physical_cores", lambda: [{0}] * 8)
     limits(monkeypatch, 1024)
     says([*checks.limits(host(ranks=ranks), environ)][1:], *filter(None, [expected]))
 

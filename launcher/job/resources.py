@@ -59,7 +59,7 @@ def read_resources() -> Resources:
     return Resources(
         python=sys.executable,
         torch=torch_version(folder),
-        cores=usable_cores(),
+        cores=len(physical_cores()),
         interfaces=network_interfaces(),
         efa=has_efa(),
         torchrun=read_text(os.path.join(folder, _TORCHRUN)),
@@ -205,13 +205,8 @@ def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
     return answer.out
 
 
-def usable_cores() -> int:
-    """Return the number of physical cores that this process may use, at least 1."""
-    return len(physical_cores())
-
-
 def physical_cores() -> list[set[int]]:
-    """Return the CPUs of each core that this process may use.
+    """Return the CPUs of each core that this process may use, of at least one core.
 
     The affinity mask and the cgroup's CPU quota limit them: in a container that may use 4 of 96
     cores, 96 threads in each process would starve each other. Hyper-threads of one core have the
