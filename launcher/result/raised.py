@@ -23,10 +23,9 @@ _OF_COLLECTIVES = re.compile(
 # But with this, gloo complains about the call itself (an unknown interface).
 _OF_THE_CALL = "enforce fail at"
 # Generic connection errors; they point at another rank only if raised in these places.
-_BROKEN = {"BrokenPipeError", "EOFError"}
-_BROKEN |= {"ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
-_BROKEN_TEXT = re.compile(
-    "Broken pipe|Connection closed by peer|Connection reset by peer|Socket Timeout"
+_BROKEN = re.compile(
+    "^(BrokenPipe|EOF|Connection(Aborted|Refused|Reset))Error: "
+    "|Broken pipe|Connection closed by peer|Connection reset by peer|Socket Timeout"
 )
 # A rank has waited as long as torch lets it: the others follow when its connections break. But of
 # monitored_barrier() only rank 0 knows for whom all have waited.
@@ -162,8 +161,7 @@ def is_secondary(link: Link) -> bool:
     said = f"{link.exception}: {link.message}"
     if _OF_COLLECTIVES.search(said):
         return _OF_THE_CALL not in said
-    broken = link.exception in _BROKEN or _BROKEN_TEXT.search(link.message)
-    return bool(broken and _BETWEEN_RANKS.search(_raised_in(link.frames)))
+    return bool(_BROKEN.search(said) and _BETWEEN_RANKS.search(_raised_in(link.frames)))
 
 
 def _raised_in(frames: str) -> str:
