@@ -59,9 +59,8 @@ def options(*argv, environ=None):
 
 
 def plan(*argv, cluster=TWO, resources=RESOURCES, environ=None, added=None):
-    return make_plan(
-        options(*argv, environ=environ), cluster, resources, environ or {}, added=added or {}
-    )
+    of = Job(cluster, options(*argv, environ=environ))
+    return make_plan(of, resources, environ or {}, added=added or {})
 
 
 def job(*argv, cluster=TWO, environ=None):
@@ -299,7 +298,7 @@ def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known()
     for same in ("", sys.executable):
         assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}{end}"
     of_a_module = options()._replace(train_script="", train_module="pkg.train")
-    made = make_plan(of_a_module, ONE, RESOURCES, {}, added={})
+    made = make_plan(Job(ONE, of_a_module), RESOURCES, {}, added={})
     assert made.program.startswith("the module pkg.train with torch ")
 
 
@@ -395,11 +394,19 @@ def test_a_host_that_the_others_reach_at_an_address(
     of = job(cluster=cluster)
     before = of.plan
     monkeypatch.setattr(prepare, "interface_of", lambda _: interface)
-    made = prepare.reached_at(before, of, address, {}, has_name=has_name)
+    made = prepare.reached_at(of, address, {}, has_name=has_name)
     assert made.environment == {**before.environment, **added}
     names = {"endpoint": "--rdzv-endpoint", "address": "--local-addr"}
     words = {names[what]: value for what, value in replaced.items()}
     assert flags(made.argv) == {**flags(before.argv), **words}
+
+
+@pytest.mark.parametrize(("cluster", "chosen"), [(FIRST, "eth1"), (TWO, "")], ids=["user", "plan"])
+def test_gloos_interface_is_looked_up_only_where_nothing_names_it(monkeypatch, cluster, chosen):
+    monkeypatch.delattr(prepare, "interface_of")
+    environ = {"GLOO_SOCKET_IFNAME": chosen} if chosen else {}
+    of = job(cluster=cluster, environ=environ)
+    assert prepare.reached_at(of, "10.0.0.1", environ, has_name=True) == of.plan
 
 
 @pytest.mark.parametrize(
@@ -498,7 +505,7 @@ def test_the_printed_command_can_be_pasted(script):
 
 def test_the_printed_command_of_a_module():
     of_a_module = options()._replace(train_script="", train_module="pkg.train")
-    made = make_plan(of_a_module, ONE, RESOURCES, {}, added={})
+    made = make_plan(Job(ONE, of_a_module), RESOURCES, {}, added={})
     assert command(made).split(" --module ")[1].split() == ["--", "pkg.train"]
 
 

@@ -78,14 +78,6 @@ class LaunchPlan(NamedTuple):
         return self.argv[self.argv.index("--") + 1]
 
 
-def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
-    """Return where the torchruns meet, if `host` resolves to the first host."""
-    if cluster.nnodes > 1:
-        name = f"[{host}]" if ":" in host else host  # an IPv6 address
-        return f"{name}:{options.rdzv_port}"
-    return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
-
-
 class Job(NamedTuple):
     """The hosts, the final options, and this host's plan.
 
@@ -130,7 +122,14 @@ class Job(NamedTuple):
     @property
     def endpoint(self) -> str:
         """Where the torchruns of all hosts meet, on the first host, by its name."""
-        return endpoint_at(self.cluster, self.options, self.cluster.hosts[0])
+        return self.endpoint_at(self.cluster.hosts[0])
+
+    def endpoint_at(self, host: str) -> str:
+        """Return where the torchruns meet, if `host` resolves to the first host."""
+        if self.cluster.nnodes > 1:
+            name = f"[{host}]" if ":" in host else host  # an IPv6 address
+            return f"{name}:{self.options.rdzv_port}"
+        return "localhost:0"  # a free port of torchrun's own, so that jobs here do not collide
 
     def lines(self) -> tuple[str, ...]:
         """Return the log lines of the plan: one or two, and one for surprises."""

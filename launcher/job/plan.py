@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError, NotFoundError, UnexpectedError
-from launcher.job.job import Cluster, LaunchPlan, endpoint_at
+from launcher.job.job import Job, LaunchPlan
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
 from launcher.job.toolkit import LONGEST
@@ -49,20 +49,15 @@ def _stub(python: str) -> tuple[str, ...]:
 
 
 def make_plan(
-    options: Options,
-    cluster: Cluster,
-    resources: Resources,
-    environ: Mapping[str, str],
-    *,
-    added: Mapping[str, str],
+    job: Job, resources: Resources, environ: Mapping[str, str], *, added: Mapping[str, str]
 ) -> LaunchPlan:
-    """Turn all facts into one torchrun command.
+    """Turn all facts into one torchrun command of a job, which has no plan yet.
 
     `added` are further variables for the ranks: the `SM_*` of an image without the toolkit, and its
     PYTHONPATH. Raises LaunchError for settings that contradict each other, and for text that cannot
     be passed to a process.
     """
-    planning = _Planning(options, cluster, resources, {**environ, **added})
+    options, planning = job.options, _Planning(job, resources, {**environ, **added})
     planning.refuse_conflicts()
     nproc = planning.nproc_per_node()
     runner = planning.runner()
@@ -82,7 +77,7 @@ def make_plan(
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, resources.torch_version)),
-            "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
+            "rendezvous endpoint": job.endpoint,
             "script": " ".join(_target(options)),
             "script's arguments": list(options.script_args),
             "program that runs torchrun": runner or "none",
@@ -110,11 +105,9 @@ class _Planning:
     names under which the user gave them.
     """
 
-    def __init__(
-        self, options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
-    ) -> None:
-        self.options, self.cluster, self.resources = options, cluster, resources
-        self.environ = environ
+    def __init__(self, job: Job, resources: Resources, environ: Mapping[str, str]) -> None:
+        self.job, self.resources, self.environ = job, resources, environ
+        self.options, self.cluster = options, cluster = job.options, job.cluster
         self.remarks: list[str] = []
         variables = [name for name in environ if name.startswith("PET_")]
         self.where = {name.removeprefix("PET_").lower(): name for name in variables}
@@ -205,7 +198,7 @@ class _Planning:
             "max-restarts": ("0", "max_restarts"),  # launchers restart, not torchrun
             "nproc-per-node": (f"{self.derived_nproc}", "nproc_per_node"),
             "rdzv-backend": ("c10d", ""),
-            "rdzv-endpoint": (endpoint_at(cluster, options, first), "rdzv_port"),
+            "rdzv-endpoint": (self.job.endpoint_at(first), "rdzv_port"),
             "rdzv-id": (cluster.job_name, ""),
             # Ranks also get it as MASTER_ADDR, in place of a name that may not resolve.
             "local-addr": (this if cluster.nnodes > 1 else "localhost", ""),

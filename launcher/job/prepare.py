@@ -11,7 +11,7 @@ from launcher.host.journal import host_folder
 from launcher.host.network import listen_on_all
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
-from launcher.job.job import Job, LaunchPlan, endpoint_at
+from launcher.job.job import Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import make_plan
@@ -44,9 +44,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
         options = target.located(options, folders, given.home)
         if options.log_dir and not options.dry_run:
             _require_folder(host_folder(options.log_dir, cluster.current_host), options.log_dir)
+        job = Job(cluster, options)
         added = {**given.variables, **_surroundings(options, given.home, environ)}
-        plan = make_plan(options, cluster, read_resources(), environ, added=added)
-        job = Job(cluster, options, plan)
+        plan = make_plan(job, read_resources(), environ, added=added)
         if job.has_peers and cluster.node_rank == 0:
             _require_port(job.endpoint)
     except Exception as error:  # the other hosts are told, too
@@ -54,12 +54,10 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
     # Logged only now, so that an error is the only line.
     for line in (*given.lines, *without_effect(options, environ)):
         log(line)
-    return job
+    return job._replace(plan=plan)
 
 
-def reached_at(
-    plan: LaunchPlan, job: Job, address: str, environ: Mapping[str, str], *, has_name: bool
-) -> LaunchPlan:
+def reached_at(job: Job, address: str, environ: Mapping[str, str], *, has_name: bool) -> LaunchPlan:
     """Return the plan of a host that the others reach at this address.
 
     gloo must use the interface with that address, unless the user has chosen another: by default it
@@ -68,17 +66,17 @@ def reached_at(
     for its store and for itself. (torchrun sorts hosts by their own names: an address sorts before
     all names, so the first host stays the first.)
     """
-    interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
-    uses = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    plan, name = job.plan, "GLOO_SOCKET_IFNAME"
+    interface = "" if name in {**environ, **plan.environment} else interface_of(address)
     if job.options.verbose:
-        seen = "".join(f": {name}={value}" for name, value in uses.items())
+        seen = f": {name}={interface}" if interface else ""
         log(f"{job.current_host} can be reached from the other hosts at {address}{seen}.")
-    plan = plan._replace(environment={**plan.environment, **uses})
+    if interface:
+        plan = plan._replace(environment={**plan.environment, name: interface})
     if has_name or job.cluster.node_rank:
         return plan
-    endpoint = endpoint_at(job.cluster, job.options, address)
     words = {
-        f"--rdzv-endpoint={job.endpoint}": f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-endpoint={job.endpoint}": f"--rdzv-endpoint={job.endpoint_at(address)}",
         f"--local-addr={job.cluster.address(job.current_host)}": f"--local-addr={address}",
     }
     argv = tuple(words.get(word, word) for word in plan.argv)

@@ -303,11 +303,10 @@ class Supervisor(Stepping):
 
     def _start_torchrun(self) -> None:
         job, plan = self.state.job, self.state.job.plan
-        environ = {**self._environ, **plan.environment}
         if self._channel.own_address:
             has_name = self._channel.own_name_resolves
-            plan = reached_at(plan, job, self._channel.own_address, environ, has_name=has_name)
-            environ.update(plan.environment)
+            plan = reached_at(job, self._channel.own_address, self._environ, has_name=has_name)
+        environ = {**self._environ, **plan.environment}
         run_dir = self._folder  # torchrun leaves a log folder behind; that goes with it
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
