@@ -85,7 +85,7 @@ def test_the_first_line_is_what_a_person_needs(row):
 
 
 def test_what_failed_after_the_script_is_told():
-    failure = of_rank(RANK, 5, Exit(ABRT, at="12:34:56 UTC"), 10.0, after_script=True)
+    failure = of_rank(RANK, 5, Exit(ABRT, at="12:34:56 UTC", after_script=True), 10.0)
     assert failure.headline == f"{RANK} {KILLED_BY_ABRT} after its script had ended{SEE}"
 
 

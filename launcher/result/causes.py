@@ -246,17 +246,11 @@ def cause_of(end: raised.Exit) -> Cause:
 
 
 def of_rank(
-    who: str,
-    rank: int,
-    end: raised.Exit,
-    seconds: float,
-    aside: Aside | None = None,
-    *,
-    after_script: bool = False,
+    who: str, rank: int, end: raised.Exit, seconds: float, aside: Aside | None = None
 ) -> Failure:
     """Return why the job fails if a rank is the cause, which failed `seconds` after its start.
 
-    `who` names it. If it failed `after_script`, an exit handler or a thread did that.
+    `who` names it.
     """
     code = failure_code(exit_code_of(end.exit_code))
     how, see = raised.headline(end.chain), ""
@@ -272,7 +266,7 @@ def of_rank(
     if not how:
         how = f"ended with exit code {end.exit_code}"
         how += f'; its last line: "{words}"' if words else ""
-    more = f" after its script had ended{see}" if after_script else see
+    more = f" after its script had ended{see}" if end.after_script else see
     of_thread = aside.end if aside else raised.Exit(0)
     notes = (*end.notes, *of_thread.notes, end.recorded or of_thread.recorded)
     more += "".join(f"; {note}" for note in dict.fromkeys(notes) if note)

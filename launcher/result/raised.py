@@ -90,6 +90,7 @@ class Exit(NamedTuple):
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # the calls there, as a traceback shows them
     at: str = ""  # the time of day of a crash
+    after_script: bool = False  # an exit handler or a thread has ended it
 
 
 def read(chain: Sequence[Link]) -> tuple[Link, ...]:

@@ -112,8 +112,8 @@ def failure(rank: Rank, host: str) -> Failure:
     at, aside = rank.failed_at, None
     for since, thread in _lately(rank, at)[:1]:  # later ones may follow from it
         aside = Aside(thread.thread, thread.end, at - since)
-    who, is_after = named_rank(host, rank.rank, rank.local_rank), rank.script_ended_at <= at
-    return of_rank(who, rank.rank, rank.end, at, aside, after_script=is_after)
+    end = rank.end._replace(after_script=rank.script_ended_at <= at)
+    return of_rank(named_rank(host, rank.rank, rank.local_rank), rank.rank, end, at, aside)
 
 
 def _lately(rank: Rank, time: float) -> tuple[tuple[float, ThreadRaised], ...]:
