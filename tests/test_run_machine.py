@@ -106,6 +106,13 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(between, name):
     assert f'exit code 4 (thread "{name}" raised KeyError: x' in failed.headline
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_failure_after_the_end_of_its_script_is_told_as_such(has_ended):
+    host = running().at(5.0, *[ScriptEnded(0)] * has_ended)
+    (failed,) = host.at(6.0, RankEnded(0, Exit(4))).told
+    assert ("exit code 4 after its script had ended" in failed.headline) is has_ended
+
+
 def test_what_a_rank_has_said_comes_before_the_end_of_torchrun():
     said, torchruns = running().at(10.0, RAISED).at(10.5, TorchrunEnded(-9)).told
     assert (said.cause, said.age, torchruns.cause) == (Cause.OWN, 0.5, Cause.TORCHRUN)
