@@ -33,7 +33,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
         described = {**given.variables, **environ}
         cluster = read_cluster(described, options.instance_groups)
     except LaunchError as error:
-        error.args = (" ".join([str(error), *given.hints()]),)
+        error.args = (" ".join(filter(None, [str(error), given.hint])),)
         raise
     if not cluster.takes_part:
         groups = ", ".join(options.instance_groups)

@@ -48,15 +48,8 @@ class JobInput(NamedTuple):
     words: Sequence[str]  # the arguments, hyperparameters first
     variables: Mapping[str, str] = {}  # that the toolkit's `train` would have added
     lines: Sequence[str] = ()  # for the log
-    folder: str = ""  # of these config files
+    hint: str = ""  # for an error in the job: a script in SM_HPS alone, or these files
     home: str = ""  # the folder where `train` would have put the code and run
-
-    def hints(self) -> list[str]:
-        """Return the lines for an error in the job: a script in SM_HPS alone, and these files."""
-        lines = [line for line in self.lines if "train-script" in line or "train-module" in line]
-        if self.folder:
-            lines.append(f"(Hyperparameters and SM_ variables were made from {self.folder}.)")
-        return lines
 
 
 def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
@@ -77,7 +70,9 @@ def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
     if config is None:
         if not words and (words := as_arguments(environ)):
             lines.append("started without arguments: using the hyperparameters (SM_HPS).")
-        return JobInput(words, lines=[*lines, *not_passed(words, environ)])
+        lost = not_passed(words, environ)
+        is_hint = "train-script" in lost or "train-module" in lost
+        return JobInput(words, {}, [*lines, *filter(None, [lost])], lost if is_hint else "")
     folder = config_dir(base_dir(environ))
     try:
         words = [*to_cmd_args(config.hyperparameters), *words]
@@ -97,7 +92,8 @@ def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
             f"{', '.join(sorted(too_long))}; read the SM_HP_NAME variables instead."
         )
     made = {name: text for name, text in made.items() if name not in {*too_long, *environ}}
-    return JobInput(words, made, lines, folder, os.path.abspath(code_dir(environ)))
+    hint = f"(Hyperparameters and SM_ variables were made from {folder}.)"
+    return JobInput(words, made, lines, hint, os.path.abspath(code_dir(environ)))
 
 
 def base_dir(environ: Mapping[str, str]) -> str:
@@ -302,15 +298,13 @@ def as_arguments(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the line that names hyperparameters missing from the arguments, if any."""
+def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return a line that names the hyperparameters missing from the arguments, "" if none is."""
     typed = set(map(_name, argv))
     keys = [key for key in _hyperparameters(environ) or {} if not is_platforms_own(key)]
     lost = [key for key in keys if _name(key) not in typed]
-    if not lost:
-        return []
     names = printable(join_and_count(lost[:NAMED], len(lost[NAMED:])))
-    return [f"these hyperparameters (SM_HPS) are not among the arguments: {names}."]
+    return f"these hyperparameters (SM_HPS) are not among the arguments: {names}." if lost else ""
 
 
 def _hyperparameters(environ: Mapping[str, str]) -> dict[str, Any] | None:
