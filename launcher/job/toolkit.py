@@ -313,7 +313,7 @@ def _hyperparameters(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _rendered(value: Any) -> str:
-    value = decoded(value) if isinstance(value, str) else value  # v3 does so once more
+    value = decoded(value)  # v3 does so once more
     return value if isinstance(value, str) else json.dumps(value)
 
 
