@@ -40,6 +40,13 @@ OF_THREAD, OTHER = raised("F", notes=WAITS), ' (thread "pin" raised F, 0.2 s ear
 OF_MEMORY = Exit(4, recorded=MEMORY)
 OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
 TIMED_OUT = Cause.TIMED_OUT
+LACKS, SMDDP = "failed with ModuleNotFoundError: No module named", "smdistributed.dataparallel"
+
+
+def of_import(name):
+    return 1, OWN, raised("ModuleNotFoundError", f"No module named {name!r}")
+
+
 ENDS = [
     # The first line, the exit code, the cause; how a rank ended; what a thread of it raised before.
     ("failed with ValueError: no batch at 17", 1, OWN, raised("ValueError", "no batch\nat 17")),
@@ -63,6 +70,9 @@ ENDS = [
     (f"{KILLED_BY_ABRT} in {PLACE}{SEE}", 134, ABORTED, Exit(ABRT, place=PLACE, at=AT)),
     (f"{KILLED_BY_ABRT}{SEE}", 134, ABORTED, Exit(ABRT, at=AT)),
     (f"{KILLED_BY_ABRT}: no memory", 134, ABORTED, Exit(ABRT, words="no memory")),
+    (f"{LACKS} 'smdistributed' (see --launcher-smddp-compat)", *of_import("smdistributed")),
+    (f"{LACKS} '{SMDDP}' (see --launcher-smddp-compat)", *of_import(SMDDP)),
+    (f"{LACKS} 'smdistributed.modelparallel'", *of_import("smdistributed.modelparallel")),
     # What the main thread did not raise stands behind it.
     (f"failed with E; x was; {MEMORY}", 1, OWN, raised("E", notes=("x was",), recorded=MEMORY)),
     ("failed with E: (1.2, 9); rank 1 waits", 1, OWN, raised("E", "(1.2, 9).", notes=WAITS)),

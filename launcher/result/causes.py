@@ -39,8 +39,8 @@ _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 _OF_SETTINGS = re.compile("(Value|Key|OS|FileNotFound|FileExists|NotADirectory|Permission)Error")
 # Its words when it was told to end; the launcher's own signals to it come only after the job.
 _TOLD = re.compile(r"SignalException: .* got signal: (\d+)")
-# Modules that a script for AWS's data parallel library may miss.
-_SMDDP = ("smdistributed", "smdistributed.dataparallel")
+# A script for AWS's data parallel library misses it.
+_SMDDP = re.compile(r"No module named 'smdistributed(\.dataparallel)?'")
 
 
 class Cause(enum.IntEnum):
@@ -254,7 +254,7 @@ def of_rank(
     """
     code = failure_code(exit_code_of(end.exit_code))
     how, see = raised.headline(end.chain), ""
-    if any(f"No module named {name!r}" in how for name in _SMDDP):
+    if _SMDDP.search(how):
         how += f" (see {flag('smddp_compat')})"
     words = shortened(end.words, _SAID)
     if not how and end.exit_code < 0:
@@ -270,13 +270,11 @@ def of_rank(
     of_thread = aside.end if aside else raised.Exit(0)
     notes = (*end.notes, *of_thread.notes, end.recorded or of_thread.recorded)
     more += "".join(f"; {note}" for note in dict.fromkeys(notes) if note)
-    frames = raised.frames(end.chain) or end.frames
-    if aside:
-        chain = aside.end.chain
-        frames = frames or raised.frames(chain)
-        if chain[0].title() not in [link.title() for link in end.chain]:  # raised again
-            ago = f"{lasted(aside.before)} earlier"
-            more += f' (thread "{aside.thread}" {raised.aside(chain)}, {ago})'
+    frames = raised.frames(end.chain) or end.frames or raised.frames(of_thread.chain)
+    # The rank may have raised the thread's exception again.
+    if aside and of_thread.chain[0].title() not in [link.title() for link in end.chain]:
+        ago = f"{lasted(aside.before)} earlier"
+        more += f' (thread "{aside.thread}" {raised.aside(of_thread.chain)}, {ago})'
     return Failure(
         cause_of(end),
         code,
