@@ -29,13 +29,11 @@ def version_of(path: str) -> tuple[int, ...] | None:
 
     No clocks are compared: the file system's may be another machine's.
     """
-    try:
+    with contextlib.suppress(OSError):
         seen = os.lstat(path)
-    except OSError:
-        return None
-    if not stat.S_ISREG(seen.st_mode):
-        return None
-    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+        if stat.S_ISREG(seen.st_mode):
+            return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    return None
 
 
 def prepare_failure(environ: Mapping[str, str]) -> None:
