@@ -59,7 +59,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
     """Check this host, and report; the exit code is 2 if a job would fail."""
     is_json = argv[:1] == ["--json"]
     with collected() as logged:  # lines that a job would log go into the report
-        job, report = _report(argv[1:] if is_json else argv, environ, signals, logged)
+        job, report = _report(argv[1:] if is_json else argv, environ, logged)
     if stop := signals.stop:
         log(f"{signal_name(stop)}: stopping doctor.")
         return stopped(stop)
@@ -71,13 +71,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 
 
 def _report(
-    argv: Sequence[str], environ: Mapping[str, str], signals: Signals, logged: Sequence[str]
+    argv: Sequence[str], environ: Mapping[str, str], logged: Sequence[str]
 ) -> tuple[Job, list[ReportLine]]:
     """Return the job and all findings, in the report's order; fewer after a stop."""
     job, has_script = planned(argv, environ)
     if job is _UNKNOWN:
         return job, [ReportLine("job", OK, line) for line in logged]
-    found = at_once(lambda name: [*CHECKS[name](job, environ)], CHECKS, SECONDS, signals)
+    found = at_once(lambda name: [*CHECKS[name](job, environ)], CHECKS, SECONDS)
     report = [ReportLine(name, *finding) for name in CHECKS for finding in found.get(name, [_LATE])]
     return job, [*report, *_of_job(job, logged, has_script=has_script)]
 

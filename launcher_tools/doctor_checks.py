@@ -66,12 +66,7 @@ _PUT_INIT = (
 _FEWER_WORKERS = "use fewer data loader workers (num_workers)"
 
 
-def at_once(
-    function: Callable[[str], _T],
-    names: Iterable[str],
-    seconds: float,
-    signals: Signals | None = None,
-) -> dict[str, _T]:
+def at_once(function: Callable[[str], _T], names: Iterable[str], seconds: float) -> dict[str, _T]:
     """Call function(name) for all names, in threads; return the results that come in time.
 
     A stop ends the wait. A thread that hangs ends with this process. Raises what a call has raised.
@@ -92,7 +87,7 @@ def at_once(
             call(name)
     deadline = time.monotonic() + seconds
     while wait(futures.values(), _POLL_SECONDS).not_done and time.monotonic() < deadline:
-        if signals and signals.stop:
+        if Signals.stop:
             break
     return {name: future.result() for name, future in futures.items() if future.done()}
 
