@@ -35,9 +35,10 @@ from launcher.peers.connection import Connection
 from launcher.peers.events import Action, Lost, Received
 from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
-from launcher.result.causes import Failure, change_port, of_host
+from launcher.result.causes import Failure, of_host
 from launcher.text.notes import Note
 from launcher.text.protocol import Lobby, decoded, encoded
+from launcher.text.words import other_port
 
 STRANGERS = 64  # connections that fit, besides those of the other hosts
 _DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
@@ -183,7 +184,7 @@ class Channel(Stepping):
                     f"{job.current_host} cannot listen on port {job.options.peer_port} for the "
                     f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
                 )
-                self._cannot_listen(change_port(seen))
+                self._cannot_listen(f"{seen}; {other_port('peer_port')}.")
             return
         self._lobby.listen(*sockets)
         files, used = self._system.open_files()

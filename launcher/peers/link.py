@@ -23,8 +23,8 @@ from typing import Any, Callable, NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
-from launcher.result.causes import Failure, change_port, of_lost_host
-from launcher.text.words import Log
+from launcher.result.causes import Failure, of_lost_host
+from launcher.text.words import Log, other_port
 
 # For a host that has been stopped, or cannot start, to tell the coordinator.
 _UNHEARD_SECONDS: Mapping[type, float] = {messages.Stop: 3.0, Failure: 5.0}
@@ -101,7 +101,7 @@ def tried(state: LinkState, event: events.Tried, now: float) -> LinkStep:
     reports = (_report(state, message) for message in (messages.hello(state.job), *phase.reports))
     port = state.job.options.peer_port
     seen = f"what listens on port {port} there does not answer as this job's launcher"
-    joining = phase._replace(trouble=change_port(seen).rstrip("."))
+    joining = phase._replace(trouble=f"{seen}; {other_port('peer_port')}")
     return state._replace(phase=joining), tuple(reports)
 
 

@@ -19,7 +19,6 @@ from launcher.text.words import (
     flag,
     lasted,
     named_rank,
-    other_port,
     plural,
     port_is_taken,
     printable,
@@ -373,8 +372,3 @@ def of_launcher(host: str, error: Exception) -> Failure:
     seen = f"{type(error).__name__}: {error}".removesuffix(": ")
     what = f"launcher: {host}: the launcher itself failed with {seen}"
     return _with_code(Cause.OWN, EXIT_SOFTWARE, what, f"; see the traceback in the log of {host}")
-
-
-def change_port(seen: str) -> str:
-    """Return a problem with the launchers' port, with its fix."""
-    return f"{seen}; {other_port('peer_port')}."
