@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher.job.options import Options
-from launcher.text.words import listed, plural
+from launcher.text.words import listed, other_port, plural
 
 
 class Cluster(NamedTuple):
@@ -130,6 +130,11 @@ class Job(NamedTuple):
             name = f"[{host}]" if ":" in host else host  # an IPv6 address
             return f"{name}:{self.options.rdzv_port}"
         return "localhost:0"  # a free port of torchrun's own, so that jobs here do not collide
+
+    def taken_port(self) -> str:
+        """Return the message for a first host where the port of torchrun's store is taken."""
+        taken = f"the rendezvous port of {self.endpoint} is already in use on this host"
+        return f"{taken}; {other_port('rdzv_port')}"
 
     def lines(self) -> tuple[str, ...]:
         """Return the log lines of the plan: one or two, and one for surprises."""

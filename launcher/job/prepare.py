@@ -17,7 +17,6 @@ from launcher.job.options import Options
 from launcher.job.plan import make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
-from launcher.text.words import port_is_taken
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
@@ -48,7 +47,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
         added = {**given.variables, **_surroundings(options, given.home, environ)}
         plan = make_plan(job, read_resources(), environ, added=added)
         if job.has_peers and cluster.node_rank == 0:
-            _require_port(job.endpoint)
+            _require_port(job)
     except Exception as error:  # the other hosts are told, too
         return Job(cluster, options, error=error)
     # Logged only now, so that an error is the only line.
@@ -115,13 +114,13 @@ def _require_folder(path: str, log_dir: str) -> None:
         raise LaunchError(f"--launcher-log-dir: this user may not write to {path}.")
 
 
-def _require_port(endpoint: str) -> None:
+def _require_port(job: Job) -> None:
     """Check on the first host that torchrun's store can listen; torchrun takes seconds to fail."""
     try:
-        listen_on_all(int(endpoint.rpartition(":")[2])).close()
+        listen_on_all(job.options.rdzv_port).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise LaunchError(f"{port_is_taken(endpoint)}.") from None
+            raise LaunchError(f"{job.taken_port()}.") from None
 
 
 def _refuse_surroundings(environ: Mapping[str, str]) -> None:

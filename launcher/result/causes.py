@@ -15,16 +15,7 @@ from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE
 from launcher.job.job import Job
 from launcher.result import raised
 from launcher.text.notes import Note
-from launcher.text.words import (
-    flag,
-    lasted,
-    named_rank,
-    plural,
-    port_is_taken,
-    printable,
-    shortened,
-    signal_name,
-)
+from launcher.text.words import flag, lasted, named_rank, plural, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # The start of a failure text's second line if something prevents a restart.
@@ -308,7 +299,7 @@ def of_torchrun(
     elif returncode < 0:
         what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
     elif is_taken:
-        what = port_is_taken(job.endpoint)
+        what = job.taken_port()
     elif error.startswith("Rendezvous"):
         expected = shortened(", ".join(job.cluster.hosts), 300)
         what = (

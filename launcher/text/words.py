@@ -94,12 +94,6 @@ def other_port(field: str) -> str:
     return f"choose another with {flag(field)}, the same one on every host"
 
 
-def port_is_taken(endpoint: str) -> str:
-    """Return the message for a first host where the port of torchrun's store is taken."""
-    taken = f"the rendezvous port of {endpoint} is already in use on this host"
-    return f"{taken}; {other_port('rdzv_port')}"
-
-
 def is_loopback(address: str) -> bool:
     """Tell whether an address can be reached from this machine only."""
     return address == "::1" or address.startswith("127.")
