@@ -136,9 +136,8 @@ class Keepers:
             return self._said(connection, line[1:])
         message = decoded(line)
         if "want_stacks" in message:
-            is_first = not any(one.wants_stacks for one in self._lobby.connections)
             connection.wants_stacks, connection.is_stranger = True, False
-            return StacksRequest() if is_first else None
+            return StacksRequest()  # the coordinator takes several for one
         if "hello" in message:
             hello = message["hello"]
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
