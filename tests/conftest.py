@@ -24,6 +24,7 @@ import pytest
 from free_ports import free_port, ports  # noqa: F401  (for the tests)
 from ranks import Ranks
 
+from launcher.job import resources
 from launcher.text import log
 
 REPO = Path(__file__).resolve().parent.parent
@@ -427,6 +428,7 @@ def program(tmp_path: Path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
+        resources._printed.clear()
         return {"PATH": f"{path.parent}:{os.environ['PATH']}"}
 
     return write

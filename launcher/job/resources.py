@@ -28,6 +28,7 @@ from launcher.text.words import is_loopback
 # Seconds. nvidia-smi has been seen to block on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
+_printed: dict[str, str] = {}  # by drivers' commands, by their paths
 _TORCHRUN = os.path.join("distributed", "run.py")
 _DEVICE = re.compile(r"^ *(GPU|MIG) (?:\d+: )?(.*?) *(?:\(UUID: ([^)\s]+)\))?$", re.MULTILINE)
 
@@ -189,20 +190,24 @@ def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
 
 
 def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
-    """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
+    """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes.
+
+    It is run once: it may take seconds, or hang.
+    """
     import shutil  # 2.4 ms, with what it imports
 
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None or Signals.stop:
         return ""
-    answer = ask([path, option], environ, _ASK_TIMEOUT)
-    if Signals.stop:
-        return ""
-    if answer.problem:
-        # Tell users who pay for a GPU that they train on a CPU.
-        log(f"{command} {option} failed ({answer.problem}); continuing without its list.")
-        return ""
-    return answer.out
+    if path not in _printed:
+        answer = ask([path, option], environ, _ASK_TIMEOUT)
+        if Signals.stop:
+            return ""
+        if answer.problem:
+            # Tell users who pay for a GPU that they train on a CPU.
+            log(f"{command} {option} failed ({answer.problem}); continuing without its list.")
+        _printed[path] = "" if answer.problem else answer.out
+    return _printed[path]
 
 
 def physical_cores() -> list[set[int]]:
