@@ -118,6 +118,14 @@ def test_what_a_rank_has_said_comes_before_the_end_of_torchrun():
     assert (said.cause, said.age, torchruns.cause) == (Cause.OWN, 0.5, Cause.TORCHRUN)
 
 
+def test_a_failure_after_a_restart_counts_its_seconds_from_the_start_of_the_job():
+    host = running().at(60.0, RESTART, *CLEARED).at(62.0, Start(2, 1), *RUN, RAISED)
+    (failed,) = host.at(62.5, RankEnded(0, Exit(1))).told
+    assert (failed.details, failed.age) == ("exit code 1, 61 s after start", 0.5)
+    (failed,) = host.at(63.0, TorchrunEnded(-9)).told
+    assert failed.details == "exit code 69, 62 s after start"
+
+
 # Why this host fails, if its torchrun or a keeper does; what a program does after a success, too.
 @pytest.mark.parametrize(
     ("event", "runner", "says"),

@@ -238,9 +238,9 @@ def cause_of(end: raised.Exit) -> Cause:
 def of_rank(
     who: str, rank: int, end: raised.Exit, seconds: float, aside: Aside | None = None
 ) -> Failure:
-    """Return why the job fails if a rank is the cause, which failed `seconds` after its start.
+    """Return why the job fails if a rank is the cause, which `who` names.
 
-    `who` names it.
+    It failed `seconds` after the job's start on its host.
     """
     code = failure_code(exit_code_of(end.exit_code))
     how, see = raised.headline(end.chain), ""

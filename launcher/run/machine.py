@@ -67,7 +67,7 @@ def due(state: State) -> float:
     phase = state.phase
     if isinstance(phase, Running):
         _, wait = ranks.to_count(state.ranks, -math.inf)
-        return min(phase.deadline, state.times.attempt_began + wait)
+        return min(phase.deadline, state.times.started + wait)
     if isinstance(phase, Ending):
         return min(phase.warn_at, phase.leave_by)
     return phase.by if isinstance(phase, Leaving) else math.inf
@@ -282,7 +282,7 @@ def _report_of_end(state: State, phase: Ending) -> Cleared:
         return message
     if not all(stops.has_handled(rank, phase.signal_number) for rank in reached):
         return message._replace(handled=-1)
-    last = state.times.attempt_began + max(rank.ended_at for rank in reached)
+    last = state.times.started + max(rank.ended_at for rank in reached)
     seconds = round(max(0.0, last - state.times.closes), 3)
     return message._replace(handled=len(reached), seconds=seconds)
 
@@ -389,20 +389,20 @@ def _notes_of_end(state: State, rank: Rank) -> Actions:
 
 
 def _updated(state: State, event: ranks.RankEvent, now: float) -> State:
-    rank = ranks.updated(state.ranks[event.rank], event, now - state.times.attempt_began)
+    rank = ranks.updated(state.ranks[event.rank], event, now - state.times.started)
     return state._replace(ranks={**state.ranks, rank.rank: rank})
 
 
 def _count(state: State, now: float, until: float) -> Step:
     """Report the ranks whose failures count until a time."""
-    counting, _ = ranks.to_count(state.ranks, until - state.times.attempt_began)
+    counting, _ = ranks.to_count(state.ranks, until - state.times.started)
     reported = {rank.rank: rank._replace(is_reported=True) for rank in counting}
     state = state._replace(ranks={**state.ranks, **reported})
     return state, tuple(_failure(state, rank, now) for rank in counting)
 
 
 def _failure(state: State, rank: Rank, now: float) -> Failure:
-    age = now - state.times.attempt_began - rank.failed_at
+    age = now - state.times.started - rank.failed_at
     return ranks.failure(rank, state.job.current_host)._replace(age=round(age, 3))
 
 
@@ -436,7 +436,7 @@ def _is_success(state: State) -> bool:
 def _of_torchrun(
     state: State, now: float, returncode: int = 0, error: str = "", oom: str = ""
 ) -> Failure:
-    seconds, had_ranks = now - state.times.attempt_began, bool(state.ranks)
+    seconds, had_ranks = now - state.times.started, bool(state.ranks)
     return causes.of_torchrun(state.job, returncode, error, seconds, oom, had_ranks=had_ranks)
 
 

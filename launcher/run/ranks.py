@@ -25,7 +25,7 @@ class Rank(NamedTuple):
 
     `pid` is the script's process, 0 before its start; `end` is how the rank failed, if it has;
     `exit_code` is that of its process (negative for a signal), None while it runs.
-    Times are in seconds since the attempt's start.
+    Times are in seconds since torchrun's start.
     """
 
     rank: int
@@ -51,7 +51,7 @@ Ranks = Mapping[int, Rank]  # by their numbers
 
 
 def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
-    """Return a rank after an event, `time` seconds since the attempt's start."""
+    """Return a rank after an event, `time` seconds since torchrun's start."""
     if isinstance(event, RankRuns):
         rank = rank._replace(pid=event.pid)
     elif isinstance(event, ThreadRaised):

@@ -74,7 +74,7 @@ def _unsaved(state: State) -> list[str]:
     if not (state.result and reached):
         return []
     name, grace = signal.Signals(state.result.stop_signal).name, state.grace(Why.STOP)
-    by = state.times.closes + grace - state.times.attempt_began
+    by = state.times.closes + grace - state.times.started
     late = [rank for rank in reached if rank.exit_code == -signal.SIGKILL and rank.ended_at >= by]
     host, of_all, lines = state.job.current_host, plural(len(reached), "rank"), list[str]()
     if died:
