@@ -607,12 +607,12 @@ def test_stacks_are_of_the_ranks_that_run_now():
     assert first.hears(SECOND, StacksRequest(), 37) == everywhere(CollectStacks(1, True))
     first.hears(SECOND, failed(), 38)
     first.clears(HOSTS, 1, 38)
-    assert first.hears(THIRD, StacksRequest(), 38.5) == everywhere(CollectStacks(2, True))
+    assert first.hears(THIRD, StacksRequest(), 38.5) == everywhere(CollectStacks(1, True))
     assert first.hears(FIRST, StacksRequest(), 38.5) == ()
     assert first.hears_all(stacks_of(1, ((0, "  of attempt 1"),), attempt=1), 38.6) == ()
     for host in (FIRST, SECOND):
-        assert first.hears(host, stacks_of(2, (), attempt=2), 39) == ()
-    told = first.hears(THIRD, stacks_of(2, ((0, "  here"),), attempt=2), 39)
+        assert first.hears(host, stacks_of(1, (), attempt=2), 39) == ()
+    told = first.hears(THIRD, stacks_of(1, ((0, "  here"),), attempt=2), 39)
     assert told == everywhere(AllStacks(("rank 0:", "  here")))
 
 

@@ -50,7 +50,7 @@ def found(ranks, since=0.0):
 def begun(notify=60, timeout=math.inf, every=15, notes=True, busy=()):
     """Return the coordinator's state at an attempt's begin."""
     options = Options(hang_notify=notify, hang_timeout=timeout, watch=every, notes=notes)
-    return judge.Stalls(options, busy=frozenset(busy))
+    return judge.Stalls(options, dict.fromkeys(busy, NoProgressReport(1, ())))
 
 
 def hears(state, host, ranks, now):
@@ -336,7 +336,7 @@ def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_c
 
 
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
-    state = begun(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
+    state = begun(notify=60, timeout=60, every=1, busy=["algo-2"])
     ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on=True)]
     state = hears(state, "algo-1", ranks, 100)
     while not state.hang:

@@ -433,7 +433,7 @@ def _restart_is_late(state: JobState, clearing: Clearing, now: float) -> JobStep
 
 
 def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobStep:
-    options = state.job.options
+    working = NoProgressReport(attempt, ())
     state = state._replace(
         phase=Running(),
         attempt=attempt,
@@ -441,11 +441,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
         store=None,
         succeeded=(),
         # A restart drops pending requests for stacks.
-        watch=judge.Stalls(
-            options,
-            busy=frozenset(state.job.cluster.hosts),
-            gathering=judge.Gathering(state.watch.gathering.number),
-        ),
+        watch=judge.Stalls(state.job.options, dict.fromkeys(state.job.cluster.hosts, working)),
     )
     return _command_all(state, messages.Start(attempt, port))
 

@@ -47,15 +47,13 @@ class Gathering(NamedTuple):
 class Stalls(NamedTuple):
     """The state of an attempt's ranks without progress.
 
-    The coordinator begins it with all hosts in `busy`.
+    The coordinator begins it with a report of each host, by which all of its ranks are working.
     """
 
     options: Options = Options()
-    reports: Mapping[str, tuple[StalledRank, ...]] = {}  # by host
+    reports: Mapping[str, NoProgressReport] = {}  # by host, the last ones, without stacks
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
-    # Hosts with a rank that is still working.
-    busy: frozenset[str] = frozenset()
     hang: Failure | None = None
     gathering: Gathering = Gathering()
 
@@ -72,10 +70,10 @@ def reported(
     """Receive a host's report; show the stacks when those of all hosts have arrived."""
     gathering = state.gathering
     ranks = [rank._replace(host=host, since=now - rank.unchanged) for rank in report.ranks]
+    kept = report._replace(ranks=tuple(ranks), stacks=())
     state = state._replace(
-        reports={**state.reports, host: tuple(ranks)},
+        reports={**state.reports, host: kept},
         analyse_at=min(state.analyse_at, now + _SETTLE_SECONDS),
-        busy=state.busy | {host} if report.others else state.busy - {host},
     )
     if report.number != gathering.number or gathering.deadline == math.inf:
         return state, ()
@@ -135,7 +133,7 @@ def due(state: Stalls, *, is_running: bool = True) -> float:
 def _fails_at(stall: Stall, state: Stalls) -> float:
     """Return when a stall fails the attempt; infinite: never."""
     since = stall.since if stall.ends_job else math.inf
-    if stall.runs_on and not state.busy:  # and no rank is working
+    if stall.runs_on and not any(report.others for report in state.reports.values()):
         idle = [rank for rank in _ranks(state).values() if rank.runs_on or rank.waits]
         since = max((rank.since for rank in idle), default=math.inf)
     # Two polls would have shown progress.
@@ -159,10 +157,10 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
             actions += [Log(sentences.progress(stall)), moving]
             continue
         if stall.lasts and stall.notice_at <= now:
-            reason, cause = sentences.reason(stall, now), sentences.line(stall, now)
-            actions.append(Log(sentences.line(stall, now, stall.logged)))
+            reason, line = sentences.reason(stall, now), sentences.line(stall, now, stall.logged)
+            actions.append(Log(line))
             if stall.waits and reason != stall.logged:
-                note = Note("stalled", cause=cause, ranks=stall.waiting, since=stall.since)
+                note = Note("stalled", cause=line, ranks=stall.waiting, since=stall.since)
                 actions.append(_at_root(note, stall))
             if stall.ends_job and not stall.logged:
                 # For the log, ranks get a signal only if this stall ends the job anyway.
@@ -234,4 +232,4 @@ def _analysed(state: Stalls, now: float) -> Stalls:
 
 def _ranks(state: Stalls) -> Mapping[int, StalledRank]:
     """Return all ranks without progress, by number."""
-    return {rank.rank: rank for of_host in state.reports.values() for rank in of_host}
+    return {rank.rank: rank for report in state.reports.values() for rank in report.ranks}
