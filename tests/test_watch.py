@@ -463,12 +463,10 @@ def test_what_a_host_polls_and_reports():
 def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_a_rank_waits(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     groups = [[f"{n},{n + 1},{n + 9}", 0, 90 * "x", 9] for n in range(64)]
-    monkeypatch.setattr(in_rank, "groups_now", lambda **_: groups)
-    reply, has_more = in_rank.Replier(None)._fitting([])
+    reply, has_more = in_rank.Replier(None)._fitting(groups)
     assert has_more and len(json.dumps(reply)) < 21_000 / 8 and reply == groups[: len(reply)]
-    assert in_rank.Replier(None)._fitting([["0,1"]])[0][0] == ["0,1"]
     long = [f"0,1,{2600 * '9'}", 0, "", 9, 9]
-    assert in_rank.Replier(None)._fitting([long]) == (reply, True)
+    assert in_rank.Replier(None)._fitting([long, *groups]) == (reply, True)
 
 
 def test_what_many_ranks_of_a_host_report_is_one_message():
@@ -615,7 +613,8 @@ def test_garbage_is_collected_while_frames_are_read_but_in_python_3_11(
         version_info=version, _current_frames=lambda: collects.append(gc.isenabled()) or {}
     )
     monkeypatch.setattr(in_rank, "sys", frames)
-    assert in_rank.current_frames() == {} and collects == [not is_off] and gc.isenabled()
+    assert in_rank.of_threads("_current_frames") == {}
+    assert collects == [not is_off] and gc.isenabled()
 
 
 class Strange(Exception):

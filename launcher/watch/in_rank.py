@@ -145,7 +145,7 @@ class Replier:
                 making, note = self._meeting(raised[::-1])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
-                found["groups"], _ = self._fitting(making, has_failed=not making)
+                found["groups"], _ = self._fitting(making + groups_now(has_failed=not making))
         return found
 
     def script_ended(self) -> None:
@@ -212,7 +212,7 @@ class Replier:
         Of each thread its name, its calls, and whether Python waits for it at the script's end.
         """
         known, found = dict(getattr(threading, "_active", {})), list[Any]()
-        for ident, frame in current_frames().items():
+        for ident, frame in of_threads("_current_frames").items():
             if ident != get_ident():
                 thread, is_main = known.get(ident), ident == self._main
                 # C++ has started it, or it has no name.
@@ -229,9 +229,8 @@ class Replier:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         if world is None:  # it has not imported torch.distributed
             return {"groups": []}
-        main = current_frames().get(self._main, sys._getframe())  # it may have ended
-        frames = [frame for frame, _ in walk_stack(main)]
-        making, note = self._meeting(frames)
+        main = of_threads("_current_frames").get(self._main, sys._getframe())  # it may have ended
+        making, note = self._meeting([frame for frame, _ in walk_stack(main)])
         counts = [_sequence(group) for group in dict(world.pg_names)]
         numbers = recorded("fr").get("pg_status"), status(world), counts, making
         if numbers != self._numbers:
@@ -239,16 +238,15 @@ class Replier:
             self._note_collectives()
             if not wants_all:
                 return {}
-        groups, has_more = self._fitting(making)
+        groups, has_more = self._fitting(making + groups_now())
         found: dict[str, Any] = {"groups": groups, "has_more": has_more}
         if self._has_others and not (self._has_exchanged or self._has_returned):
             found["note"] = note
         return found
 
-    def _fitting(self, making: list[Any], *, has_failed: bool = False) -> tuple[list[Any], bool]:
+    def _fitting(self, groups: list[Any]) -> tuple[list[Any], bool]:
         """Return the groups that a report has room for, and whether there are more."""
-        groups, fitting = [*making, *groups_now(has_failed=has_failed)], list[Any]()
-        room = _GROUPS_BYTES // int(self._given["LOCAL_WORLD_SIZE"] or 1)
+        fitting, room = list[Any](), _GROUPS_BYTES // int(self._given["LOCAL_WORLD_SIZE"] or 1)
         for group in groups:
             size = len(dumps(group))
             if size < room:
@@ -474,18 +472,13 @@ def written(frame: Any) -> list[str]:
     ]
 
 
-def current_frames() -> dict[int, Any]:
-    """Return the innermost frame of each thread."""
-    return _of_threads("_current_frames")
-
-
 def handled(thread: int) -> str:
     """Return the exception that a thread handles, and where it was raised; "" if none, or unknown.
 
     It may be in a `finally` or an `__exit__`: Python shows the exception only after these. None of
     the script's code is called for its text, which might wait for a GPU.
     """
-    found = _of_threads("_current_exceptions").get(thread)  # from Python 3.10 on
+    found = of_threads("_current_exceptions").get(thread)  # from Python 3.10 on
     error = found[1] if isinstance(found, tuple) else found  # as from Python 3.12 on
     if error is None or isinstance(error, (ImportError, StopIteration)):
         return ""  # a program often runs on in their handlers
@@ -496,7 +489,7 @@ def handled(thread: int) -> str:
     return f"{title}, raised in {code.co_name}, {os.path.basename(code.co_filename)}:{line}"
 
 
-def _of_threads(function: str) -> dict[int, Any]:
+def of_threads(function: str) -> dict[int, Any]:
     """Return the result of a function of sys, about each thread; {} if there is none.
 
     In Python 3.11 this must not collect garbage: it holds a lock that collected objects may want
