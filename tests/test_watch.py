@@ -472,7 +472,7 @@ def test_of_more_groups_than_a_message_holds_those_are_reported_in_which_a_rank_
 def test_what_many_ranks_of_a_host_report_is_one_message():
     pids = range(7, 71)
     watch, groups = watching(*pids), 17 * [["0-63", 0, "", 9]]  # as many as 64 ranks may send
-    request = watch.request_stacks(1, 15, may_signal=False)
+    request = watch.request_stacks(CollectStacks(1, False), 15)
     calls = [(150 * "f", "/code/train.py", number) for number in range(40)]
     for pid in pids:
         watch.replied(pid, reply(request, 40, *calls, groups=groups, note=150 * "n"), 15)
@@ -534,7 +534,7 @@ def test_a_request_for_stacks():
     request = watch.poll(15)
     watch.replied(10, {**request, "signal": 0}, 15)  # its script has a handler of its own for that
     report(watch, 16)
-    message = watch.request_stacks(3, 100, may_signal=True)
+    message = watch.request_stacks(CollectStacks(3, True), 100)
     watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers
     watch.replied(7, {**message, "threads": [["", TRAIN, False]]}, 100)
     assert watch.signals_due(100.4) == {} and watch.due() == 100.5  # no other poll meanwhile
@@ -556,7 +556,7 @@ def test_a_request_for_stacks():
 
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
     watch = watching(7, 8, signal=61)
-    message = watch.request_stacks(3, 100, may_signal=False)
+    message = watch.request_stacks(CollectStacks(3, False), 100)
     watch.replied(7, {**message, "threads": [["", TRAIN, False]]}, 100)
     assert watch.signals_due(100.5) == {} and report(watch, 101.5)
     assert watch.text(8, "S") == (
@@ -576,12 +576,12 @@ def replies(state, host, number, now, *texts):
 
 
 def test_stacks_of_all_hosts_for_users_and_the_log():
-    state, asked = judge._collect(begun(), 50, may_signal=False, is_for_log=True)
+    state, asked = judge.collect(begun(), 50, may_signal=False, is_for_log=True)
     assert asked == (CollectStacks(1, False),)
     state, _ = replies(state, "algo-1", 1, 51, (0, "  a"))
-    state, asked = judge.stacks_requested(state, 51)  # by signals, too: they are collected again
+    state, asked = judge.collect(state, 51, may_signal=True)  # by signals, too: collected again
     assert asked == (CollectStacks(2, True),) and state.gathering.deadline == 54
-    assert judge.stacks_requested(state, 52) == (state, ())
+    assert judge.collect(state, 52, may_signal=True) == (state, ())
     assert replies(state, "algo-1", 1, 52, (0, "  too late"))[1] == ()
     state, _ = replies(state, "algo-1", 2, 52, (0, "  a"), (1, "  a"), (2, "  b"), (3, "  a"))
     lines = ("5 ranks (0-1, 3-5):", "  a", "rank 2:", "  b")
@@ -965,7 +965,7 @@ def test_a_timeout_of_ranks_that_call_different_collectives_says_so():
 def test_a_rank_that_fails_is_reported_as_it_waited():
     watch = watching(7, 8)
     watch.failed(7, [["0,1", 0, "", 9, 9, "all_reduce"]])
-    message = watch.request_stacks(1, 20, may_signal=False)
+    message = watch.request_stacks(CollectStacks(1, False), 20)
     for pid in (7, 8):  # the first is about to end
         watch.replied(pid, reply(message, 0, groups=[["0,1", 0, "", pid + 2]]), 20)
     found = report(watch, 20, {7: None, 8: None})

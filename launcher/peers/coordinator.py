@@ -342,7 +342,7 @@ def progress_reported(state: JobState, host: str, message: NoProgressReport, now
 
 def stacks_requested(state: JobState, host: str, message: StacksRequest, now: float) -> JobStep:
     """Gather stacks for a user at a host."""
-    return _watched(state, judge.stacks_requested(state.watch, now), now)
+    return _watched(state, judge.collect(state.watch, now, may_signal=True), now)
 
 
 def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:

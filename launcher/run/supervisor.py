@@ -274,7 +274,7 @@ class Supervisor(Stepping):
         elif isinstance(action, events.LeaveRanks):
             self._keepers.leave(action.exit_code, action.ranks)
         elif isinstance(action, CollectStacks):
-            self._request_stacks(action)
+            self._keepers.ask(self._keepers.watch.request_stacks(action, self._system.now()))
         elif isinstance(action, AllStacks):
             self._reply_stacks(action)
         elif isinstance(action, events.KillTorchrun):
@@ -381,21 +381,11 @@ class Supervisor(Stepping):
     # Where ranks are, and how far.
 
     def _watch_ranks(self, now: float) -> None:
-        request = self._keepers.watch.poll(now)
+        """Poll ranks; report their progress and places if the replies are complete, or overdue."""
+        watch = self._keepers.watch
+        request = watch.poll(now)
         if request:
             self._keepers.ask(request)
-        self._report_ranks(now)
-
-    def _request_stacks(self, wanted: CollectStacks) -> None:
-        """Ask all ranks where they are."""
-        now, may_signal = self._system.now(), wanted.may_signal
-        request = self._keepers.watch.request_stacks(wanted.number, now, may_signal=may_signal)
-        self._keepers.ask(request)
-        self._report_ranks(now)
-
-    def _report_ranks(self, now: float) -> None:
-        """Report ranks' progress and places if the replies are complete, or overdue."""
-        watch = self._keepers.watch
         for pid, number in watch.signals_due(now).items():
             if self._system.state_of(pid) in ("R", "S"):
                 self._keepers.ask({"signal": number}, [pid])

@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 from launcher.text import wire
 from launcher.watch import stacks
-from launcher.watch.progress import ENDED, ENDS, Group, NoProgressReport, StalledRank
+from launcher.watch.progress import ENDED, ENDS, CollectStacks, Group, NoProgressReport, StalledRank
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MOST_WRITTEN = 200  # lines of a crash and a stack
@@ -93,8 +93,8 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
         self._reported: Any = ((), 0)  # last, without times
-        # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
-        self._wanted: list[int] = []
+        # A poll for stacks: the commands that it is for, and when ranks get a signal.
+        self._wanted: list[CollectStacks] = []
         self._may_signal, self._signal_at = False, math.inf
 
     # Reports of ranks.
@@ -190,13 +190,13 @@ class Watch:
         self._replies_until = now + min(_REPLY_SECONDS, self._every / 2)
         return {"poll": self._polls}
 
-    def request_stacks(self, number: int, now: float, *, may_signal: bool) -> Mapping[str, Any]:
-        """Return the request to send to all ranks for the report of this number.
+    def request_stacks(self, wanted: CollectStacks, now: float) -> Mapping[str, Any]:
+        """Return the request to send to all ranks for the report of its number.
 
-        Those that do not reply get the signal at which they write where they are, if `may_signal`.
+        Those that do not reply get the signal at which they write where they are, if they may.
         """
-        self._may_signal = may_signal or (self._may_signal and bool(self._wanted))
-        self._wanted.append(number)
+        self._wanted.append(wanted)
+        self._may_signal = any(one.may_signal for one in self._wanted)
         self._polls += 1
         for rank in self._ranks.values():
             rank.threads = ()
@@ -255,7 +255,7 @@ class Watch:
             (self._ranks[pid].known.rank, self.text(pid, state_of(pid), min(room, _STACK_BYTES)))
             for pid in running
         ]
-        return [report._replace(number=number, stacks=tuple(texts)) for number in wanted]
+        return [report._replace(number=one.number, stacks=tuple(texts)) for one in wanted]
 
     # Where ranks are.
 

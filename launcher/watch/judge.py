@@ -82,19 +82,14 @@ def reported(
     return (state, ()) if set(hosts) - set(received) else _shown(state, hosts)
 
 
-def stacks_requested(state: Stalls, now: float) -> Step:
-    """Collect stacks for a user."""
-    return _collect(state, now, may_signal=True)
-
-
 def failed(state: Stalls, text: str, now: float) -> Step:
     """Have all hosts report at once if a rank failed because a collective did not complete."""
     if not state.options.watch or not _TIMED_OUT.search(text):
         return state, ()
-    return _collect(state, now, may_signal=False)
+    return collect(state, now, may_signal=False)
 
 
-def _collect(state: Stalls, now: float, *, may_signal: bool, is_for_log: bool = False) -> Step:
+def collect(state: Stalls, now: float, *, may_signal: bool, is_for_log: bool = False) -> Step:
     """Have all hosts collect stacks, unless they already do."""
     gathering = state.gathering
     gathering = gathering._replace(is_for_log=is_for_log or gathering.is_for_log)
@@ -165,7 +160,7 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
             if stall.ends_job and not stall.logged:
                 # For the log, ranks get a signal only if this stall ends the job anyway.
                 may_signal = state.options.hang_timeout < math.inf
-                state, more = _collect(state, now, may_signal=may_signal, is_for_log=True)
+                state, more = collect(state, now, may_signal=may_signal, is_for_log=True)
                 actions += more
             notice_at = stall.since + 2 * max(state.options.hang_notify, now - stall.since)
             named = {*stall.root}.union(*(wait.waiting for wait in stall.waits))
