@@ -390,6 +390,18 @@ def test_when_it_is_said():
     assert lines == ["ranks are making progress again after 219 s."] and not state.stalls
 
 
+def test_where_ranks_are_that_move_is_no_stall():
+    """Stacks have been requested: the report is of all ranks, and the next one follows a poll."""
+    ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
+    moving = tuple(one._replace(unchanged=0.01) for one in ranks)
+    state = begun(notify=3, every=15)
+    state, _ = judge.reported(state, "algo-1", NoProgressReport(1, moving, number=1), (), 100)
+    state, lines, _ = check(state, 101)
+    assert state.stalls and not lines and judge.due(state) >= 100 + 15 + 2
+    state, lines, _ = check(hears(state, "algo-1", [], 116), 117)
+    assert not (state.stalls or lines) and judge.due(state) == math.inf
+
+
 NINE = [rank(0, group(9, 9, **PAIR)), rank(1, group(8, **PAIR))]
 
 
