@@ -594,12 +594,14 @@ def test_stacks_of_all_hosts_for_users_and_the_log():
     state, asked = judge.collect(state, 51, may_signal=True)  # by signals, too: collected again
     assert asked == (CollectStacks(2, True),) and state.gathering.deadline == 54
     assert judge.collect(state, 52, may_signal=True) == (state, ())
-    assert replies(state, "algo-1", 1, 52, (0, "  too late"))[1] == ()
     state, _ = replies(state, "algo-1", 2, 52, (0, "  a"), (1, "  a"), (2, "  b"), (3, "  a"))
+    assert replies(state, "algo-2", 1, 52, (4, "  too late"))[1] == ()
     lines = ("5 ranks (0-1, 3-5):", "  a", "rank 2:", "  b")
     done, told = replies(state, "algo-2", 2, 53, (4, "  a"), (5, "  a"))
     shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)), AllStacks(lines))
     assert told == shown and done.gathering == judge.Gathering(2)
+    late = NoProgressReport(1, (), number=2, stacks=((4, "  a"),))
+    assert judge.reported(done, "algo-2", late, ("algo-2",), 53)[1] == ()  # they have been shown
     _, told = judge.time_is_up(state, ("algo-1", "algo-2"), 54)
     assert told[-1].lines[-1] == "no answer within 3 s from algo-2."
 
