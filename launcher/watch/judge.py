@@ -18,13 +18,7 @@ from launcher.result.causes import Failure, of_hang
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import sentences, stacks, waits
-from launcher.watch.progress import (
-    AllStacks,
-    CollectStacks,
-    Command,
-    NoProgressReport,
-    StalledRank,
-)
+from launcher.watch.progress import AllStacks, CollectStacks, NoProgressReport, StalledRank
 from launcher.watch.waits import Stall
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
@@ -58,7 +52,8 @@ class Stalls(NamedTuple):
     gathering: Gathering = Gathering()
 
 
-Step = tuple[Stalls, tuple[Union[Log, Note, Command], ...]]
+# Lines and notes are this host's, commands for all hosts.
+Step = tuple[Stalls, tuple[Union[Log, Note, CollectStacks, AllStacks], ...]]
 
 
 # Reports of hosts, and requests.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _MOST_RANKS = 1 << 17
@@ -121,6 +121,3 @@ class AllStacks(NamedTuple):
     """The stacks of all ranks, for users who have requested them."""
 
     lines: tuple[str, ...]
-
-
-Command = Union[CollectStacks, AllStacks]  # for all hosts
