@@ -168,6 +168,8 @@ ABSENT = [
     # A silent rank may wait for the other, and may have gone on from where it waited.
     (f"in 61 | at 60 | in 61 | at 60; {SILENT}", (1,), 61, 2),
     (f"in 61, pair at 5 | in 61, pair in 5; {SILENT} | in 61 | at 60; {SILENT}", (3,), 61, 3),
+    (f"in 61 | in 61 | in 61 | ; {SILENT}", (3,), 61, 3),
+    (f"in 61 | in 61 | in 61 | in 60; {SILENT}", (3,), 61, 3),
     # Rank 0 is behind, but waits for rank 1 in another group.
     ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
     ("begun 60, pair begun 5 | begun 60, pair begun 4 | begun 61 | begun 61", (1,), 61, 2),
