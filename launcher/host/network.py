@@ -10,31 +10,24 @@ from typing import Any
 from launcher.text.background import within
 from launcher.text.words import is_loopback
 
-SocketAddress = tuple[Any, ...]  # as getaddrinfo gives it
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]  # as getaddrinfo gives both
 
 _CONNECT_SECONDS = 4  # for an address to accept a connection
 _OWN_NAME_SECONDS = 0.2  # for a look-up of this host's own name, which seldom takes any longer
 _BACKLOG = 1 << 12  # connections to accept; the kernel allows net.core.somaxconn (listen(2))
 
 
-def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, SocketAddress]]:
+def look_up(host: str, port: int = 0, flags: int = 0) -> list[Address]:
     """Return the families and addresses of a name; none if it does not resolve.
 
-    May block for many seconds.
+    May block for many seconds, but not with AI_NUMERICHOST: then only an address resolves.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError):
         return []
     # A line that is in /etc/hosts twice yields its address twice.
     return list(dict.fromkeys((family, address) for family, *_, address in found))
-
-
-def _is_literal(host: str) -> bool:
-    """Tell whether a host's name is an address."""
-    with contextlib.suppress(OSError, UnicodeError):
-        return bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
-    return False
 
 
 def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
@@ -44,8 +37,9 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], bool]:
     may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or may have no address
     on this host alone. Raises OSError: EADDRINUSE if the port is taken.
     """
-    found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), list[Any]())
-    if any(is_loopback(to[0]) for _, to in found) and not _is_literal(host):
+    found = within(_OWN_NAME_SECONDS, lambda: look_up(host, port), list[Address]())
+    is_address = look_up(host, port, socket.AI_NUMERICHOST)
+    if any(is_loopback(to[0]) for _, to in found) and not is_address:
         return [listen_on_all(port)], True
     listeners: list[socket.socket] = []
     for family, to in found:
