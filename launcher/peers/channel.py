@@ -198,12 +198,9 @@ class Channel(Stepping):
     def _cannot_listen(self, why: str) -> None:
         self.report(of_host(f"launcher: {why}"))
 
-    def _connection_on(self, what: socket.socket) -> Connection | None:
+    def _connection_on(self, what: socket.socket) -> Connection:
         timeout, selector = self._job.options.host_timeout, self._system.selector
-        try:
-            return Connection(what, timeout, selector, self._receive, self._lost)
-        except OSError:
-            return None
+        return Connection(what, timeout, selector, self._receive, self._lost)
 
     def _end_listening(self) -> None:
         """Accept no more connections, and close those of strangers."""
@@ -216,13 +213,12 @@ class Channel(Stepping):
         self._system.connect(address, self._job.options.peer_port, seconds, self._connected)
 
     def _connected(self, what: socket.socket | str) -> None:
-        connection = None if isinstance(what, str) else self._connection_on(what)
-        if connection:
-            self._admit(connection, self._job.coordinator)
-            self.happens(events.Tried())
-        else:
-            self.happens(events.Tried(what if isinstance(what, str) else "it does not answer"))
+        if isinstance(what, str):
+            self.happens(events.Tried(what))
             self._connect_again()
+        else:
+            self._admit(self._connection_on(what), self._job.coordinator)
+            self.happens(events.Tried())
 
     def _connect_again(self) -> None:
         """Connect after a while that grows, unless the coordinator has welcomed this host."""

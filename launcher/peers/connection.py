@@ -19,8 +19,7 @@ class Connection(LineSocket):
     """One end; `host` is the host at the other end, "" until that has said its name.
 
     `received_at` is when a line last arrived, infinite if none has. The connection ends if the
-    other end's kernel does not answer for `timeout` seconds. Raises OSError, and closes the socket,
-    if the other end has closed it already.
+    other end's kernel does not answer for `timeout` seconds.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class Connection(LineSocket):
         take: Callable[[Any, bytes], None],
         lost: Callable[[Any, Exception], None],
     ) -> None:
-        self.host = ""
+        self.host = self.own_address = ""
         self.received_at = math.inf
         self._stopped_reading = False  # by the other end
         between = max(1, timeout // _PROBES)
@@ -45,13 +44,10 @@ class Connection(LineSocket):
             # The kernel sends no probes while sent data is not acknowledged. (ms)
             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 1000 * timeout,
         }
-        try:
+        with contextlib.suppress(OSError):  # it has ended already: the first read finds that
             for option, value in options.items():
                 connection.setsockopt(*option, value)
             self.own_address = _plain(connection.getsockname()[0])
-        except OSError:
-            connection.close()
-            raise
         super().__init__(connection, LINE_LIMIT, selector, take, lost)
 
     @property

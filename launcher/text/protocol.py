@@ -111,7 +111,7 @@ T = TypeVar("T", bound=LineSocket)
 
 
 class Lobby(Generic[T]):
-    """Accepts connections; connection_on(socket) makes each, None if it has already ended.
+    """Accepts connections; connection_on(socket) makes each.
 
     There is room for so many, or, with 0, for so many strangers that they take a quarter of the
     descriptors. When there is none, or no descriptor is free, the oldest stranger makes way: so
@@ -121,7 +121,7 @@ class Lobby(Generic[T]):
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        connection_on: Callable[[socket.socket], T | None],
+        connection_on: Callable[[socket.socket], T],
         room: int = 0,
     ) -> None:
         self._selector, self._connection_on, self._room = selector, connection_on, room
@@ -156,12 +156,12 @@ class Lobby(Generic[T]):
                         return
                     strangers[0].close()
                     continue
-                if connection := self._connection_on(accepted):
-                    self._accepted.append(connection)
-                    strangers = self._strangers()
-                    if len(strangers) > self._most_strangers():
-                        strangers[0].close()
-                    connection.read()
+                connection = self._connection_on(accepted)
+                self._accepted.append(connection)
+                strangers = self._strangers()
+                if len(strangers) > self._most_strangers():
+                    strangers[0].close()
+                connection.read()
 
     def _most_strangers(self) -> int:
         if self._room:
