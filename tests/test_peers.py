@@ -78,7 +78,9 @@ class Host:
     def __init__(self, host, hosts=HOSTS, **more):
         self.job = job(host, hosts, **more)
         self.machine = coordinator if host == hosts[0] else link
-        self.state, _ = self.machine.begin(self.job, 0)
+        self.state = self.machine.begin(self.job, 0)
+        if self.machine is coordinator:
+            self.step(Arrived(hello(self.job), ""))
 
     def step(self, event, now=0):
         before = type(self.state.phase)

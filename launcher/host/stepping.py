@@ -42,14 +42,10 @@ class Stepping:
     def happens(self, event: Any) -> None:
         """Handle an event, and carry out its actions, before the next event."""
         self._events.append(event)
-        if not self._is_acting:
-            self._act(())
-
-    def _act(self, actions: tuple[Any, ...]) -> None:
-        """Carry out actions, and handle the events that they cause."""
+        if self._is_acting:
+            return
         self._is_acting = True
         try:
-            self._do_all(actions)
             while self._events:
                 self._do_all(self._decide(self._events.popleft()))
         finally:

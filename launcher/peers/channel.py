@@ -72,7 +72,7 @@ class Channel(Stepping):
         self._machine: Any = coordinator if self._coordinates else link
         self._read_as: Callable[[dict[str, Any]], Message]
         self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
-        state, self._first = self._machine.begin(job, system.now())
+        state = self._machine.begin(job, system.now())
         name = "hosts" if job.options.verbose else ""
         super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
@@ -88,9 +88,10 @@ class Channel(Stepping):
         """Join the other hosts, or begin alone."""
         if not self._coordinates:
             self._connect(0.0)
-        elif self._job.members:
+            return
+        self.happens(events.Arrived(messages.hello(self._job), ""))
+        if self._job.members:
             self._listen()
-        self._act(self._first)
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never."""

@@ -73,13 +73,10 @@ _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 NOBODY: Mapping[str, Cleared] = {}
 
 
-def begin(job: Job, now: float) -> JobStep:
-    """Return the state at the launcher's start, and the actions to carry out."""
-    own = messages.hello(job)
+def begin(job: Job, now: float) -> JobState:
+    """Return the state at the launcher's start."""
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
-    state = JobState(job, joining, own, frozenset(job.cluster.hosts))
-    state, (_, *actions) = host_arrived(state, events.Arrived(own, ""), now)  # without a welcome
-    return state, tuple(actions)
+    return JobState(job, joining, messages.hello(job), frozenset(job.cluster.hosts))
 
 
 def due(state: JobState) -> float:
@@ -116,7 +113,8 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
         absent=state.absent - {other.host},
         grace=max(state.grace, other.grace),
     )
-    welcome, more = _send(messages.Welcome(), other.host), tuple[events.Action, ...]()
+    is_own, more = other.host == state.job.current_host, tuple[events.Action, ...]()
+    welcome = () if is_own else _send(messages.Welcome(), other.host)
     if state.result:
         more = _send(messages.End(state.number, state.result), other.host)
         if isinstance(phase, Ended):

@@ -17,7 +17,7 @@ from launcher.text.words import Log
 
 
 class Arrived(NamedTuple):
-    """A host has joined, from an address."""
+    """A host has joined, from an address; the coordinator's own from none."""
 
     hello: Hello
     address: str

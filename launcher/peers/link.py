@@ -62,10 +62,10 @@ class LinkState(NamedTuple):
 LinkStep = tuple[LinkState, tuple[events.Action, ...]]
 
 
-def begin(job: Job, now: float) -> LinkStep:
-    """Return the state at the launcher's start, and the actions to carry out."""
+def begin(job: Job, now: float) -> LinkState:
+    """Return the state at the launcher's start."""
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
-    return LinkState(job, joining), ()
+    return LinkState(job, joining)
 
 
 def due(state: LinkState) -> float:
