@@ -96,6 +96,4 @@ class LauncherRegistry:
         connection.close()
 
     def _lost(self, connection: _Launcher, _: Exception) -> None:
-        if connection.pid:
-            self.result = KILLED
-        connection.close()
+        self._take(connection, b"")  # its last words: none
