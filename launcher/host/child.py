@@ -63,14 +63,6 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answ
     return Answer(texts[0], texts[1], problem, is_late=code is None)
 
 
-def _message(line: bytes) -> Mapping[str, Any]:
-    """Return a line's message, {} if it has none."""
-    try:
-        return decoded(line)
-    except ValueError:
-        return {}
-
-
 class Helper(LineSocket):
     """A process in a session of its own that exchanges lines of JSON with this one.
 
@@ -95,13 +87,14 @@ class Helper(LineSocket):
                 self.pid = start_tied(argv, environ, folder=folder, pass_fds=fds)
             except LaunchError as error:
                 why = f"{name} cannot be started: {str(error).rstrip('.')}"
-        super().__init__(
-            ours,
-            _REPLY_BYTES,
-            selector,
-            take=lambda _, line: receive(_message(line) or {"why": why}),
-            lost=lambda *_: receive({"why": why}),
-        )
+
+        def take(_: LineSocket, line: bytes) -> None:
+            message: Mapping[str, Any] = {}
+            with contextlib.suppress(ValueError):  # at the end there is none
+                message = decoded(line)
+            receive(message or {"why": why})
+
+        super().__init__(ours, _REPLY_BYTES, selector, take, lambda this, _: take(this, b""))
 
     def close(self) -> None:
         """Kill it; there are no more messages."""
