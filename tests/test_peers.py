@@ -10,7 +10,7 @@ import pytest
 from jobs import job_of
 
 from launcher.peers import coordinator, link, messages
-from launcher.peers.connection import LINE_LIMIT
+from launcher.peers.connection import Connection
 from launcher.peers.events import Alone, Arrived, Lost, Received, Send, StoreMade, Time, Tried
 from launcher.peers.messages import (
     Alive,
@@ -215,7 +215,7 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
     assert tuple(joined) == joins(THIRD) and code == 2 and len(text) < 600
     assert text.startswith(f"launcher: algo-1 and algo-3 differ in their {differ}")
     assert text.endswith("; expected the same on every host.\n")
-    assert len(encoded(to_wire(hello(job(THIRD, fingerprint=theirs))))) < LINE_LIMIT
+    assert len(encoded(to_wire(hello(job(THIRD, fingerprint=theirs))))) < Connection.limit
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ def limits(connection):
 def test_how_long_a_host_may_be_unreachable(job, timeout, silence, expected):
     (first,) = job.join(HOSTS[0], host_timeout=timeout)
     with selectors.DefaultSelector() as selector:
-        connection = Connection(job.connect(), timeout, selector, pytest.fail, pytest.fail)
+        connection = Connection(job.connect(), selector, pytest.fail, pytest.fail)
+        connection.admit(HOSTS[0], timeout)
         assert limits(connection) == expected
         connection.close()
     assert first.channel._silence == silence
@@ -311,8 +312,9 @@ def test_lines_come_in_pieces_and_have_a_limit():
     with theirs, selectors.DefaultSelector() as selector:
         taken, lost = [], []
         lines = LineSocket(
-            ours, 8, selector, lambda _, line: taken.append(line), lambda _, why: lost.append(why)
+            ours, selector, lambda _, line: taken.append(line), lambda _, why: lost.append(why)
         )
+        lines.limit = 8
         lines.read()
         for data, read in ((b'{"a"', []), (b": 1}\n{}\n12345678", [b'{"a": 1}', b"{}"])):
             theirs.send(data)
@@ -347,9 +349,8 @@ def test_a_connection_that_takes_nothing_is_lost():
         other = socket.create_connection(server.getsockname())
         with server.accept()[0], selectors.DefaultSelector() as selector:
             lost = []
-            connection = Connection(
-                other, 14, selector, pytest.fail, lambda _, why: lost.append(why)
-            )
+            connection = Connection(other, selector, pytest.fail, lambda _, why: lost.append(why))
+            connection.admit("other", 14)
             for _ in range(1000):
                 connection.send(encoded({"text": 60_000 * "x"}))
             assert not lost and selector.select(60)

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
-from launcher.peers.connection import LINE_LIMIT
+from launcher.peers.connection import Connection
 from launcher.text.notes import Note
 from launcher.text.words import Log
 from launcher.watch import in_rank, judge, sentences, stacks, waits
@@ -490,7 +490,7 @@ def test_what_many_ranks_of_a_host_report_is_one_message():
     calls = [(150 * "f", "/code/train.py", number) for number in range(40)]
     for pid in pids:
         watch.replied(pid, reply(request, 40, *calls, groups=groups, note=150 * "n"), 15)
-    assert len(json.dumps(report(watch, 16, dict.fromkeys(pids)))) < LINE_LIMIT
+    assert len(json.dumps(report(watch, 16, dict.fromkeys(pids)))) < Connection.limit
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():

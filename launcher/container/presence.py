@@ -27,7 +27,6 @@ from launcher.text.protocol import LineSocket, Lobby
 Report = Callable[[Optional[Result]], None]
 KILLED = Result(128 + signal.SIGKILL)
 _NO_JOB, _RESULT = b"none", re.compile(rb"(\d{1,3}) (\d{1,2})")
-_LINE_LIMIT = 64  # bytes
 
 
 def register(environ: Mapping[str, str]) -> Report:
@@ -52,6 +51,7 @@ def register(environ: Mapping[str, str]) -> Report:
 
 
 class _Launcher(LineSocket):
+    limit = 64  # bytes
     pid = 0  # until it has sent the token
 
 
@@ -69,9 +69,7 @@ class LauncherRegistry:
         listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
         listener.listen()
         self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
-        self._lobby = Lobby(
-            selector, lambda new: _Launcher(new, _LINE_LIMIT, selector, self._take, self._lost)
-        )
+        self._lobby = Lobby(selector, _Launcher, self._take, self._lost)
         self._lobby.listen(listener)
         self.accept = self._lobby.accept
 

@@ -18,7 +18,6 @@ from launcher.host.signals import Signals
 from launcher.text.protocol import LineSocket, decoded
 
 _POLL_SECONDS = 0.1  # between two checks for a stop
-_REPLY_BYTES = 1 << 22  # of a helper's longest line
 
 
 class Answer(NamedTuple):
@@ -94,7 +93,7 @@ class Helper(LineSocket):
                 message = decoded(line)
             receive(message or {"why": why})
 
-        super().__init__(ours, _REPLY_BYTES, selector, take, lambda this, _: take(this, b""))
+        super().__init__(ours, selector, take, lambda this, _: take(this, b""))
 
     def close(self) -> None:
         """Kill it; there are no more messages."""

@@ -78,7 +78,8 @@ class Channel(Stepping):
         self._connections: dict[str, Connection] = {}  # by host
         self._refused = 0
         self._room = len(job.members) + STRANGERS
-        self._lobby = Lobby(system.selector, self._connection_on, self._room)
+        receive, lost = self._receive, self._lost
+        self._lobby = Lobby(system.selector, Connection, receive, lost, self._room)
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._alive_at = self._listen_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
@@ -199,10 +200,6 @@ class Channel(Stepping):
     def _cannot_listen(self, why: str) -> None:
         self.report(of_host(f"launcher: {why}"))
 
-    def _connection_on(self, what: socket.socket) -> Connection:
-        timeout, selector = self._job.options.host_timeout, self._system.selector
-        return Connection(what, timeout, selector, self._receive, self._lost)
-
     def _end_listening(self) -> None:
         """Accept no more connections, and close those of strangers."""
         self._listen_at = math.inf
@@ -218,7 +215,7 @@ class Channel(Stepping):
             self.happens(events.Tried(what))
             self._connect_again()
         else:
-            self._admit(self._connection_on(what), self._job.coordinator)
+            self._admit(self._lobby.connection_on(what), self._job.coordinator)
             self.happens(events.Tried())
 
     def _connect_again(self) -> None:
@@ -228,7 +225,7 @@ class Channel(Stepping):
             self._connect(min(MOST_RETRY_SECONDS, seconds))
 
     def _admit(self, connection: Connection, host: str) -> None:
-        connection.host, connection.is_stranger = host, False
+        connection.admit(host, self._job.options.host_timeout)
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._alive_at = min(self._alive_at, self._system.now() + _ALIVE_SECONDS)

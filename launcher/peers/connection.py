@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import selectors
 import socket
-from typing import Any, Callable
 
 from launcher.text.protocol import LineSocket
 
-LINE_LIMIT = 1 << 16  # bytes
 _PROBES = 7  # of TCP's keep-alive, in --launcher-host-timeout
 _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 
@@ -18,21 +15,18 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 class Connection(LineSocket):
     """One end; `host` is the host at the other end, "" until that has said its name.
 
-    `received_at` is when a line last arrived, infinite if none has. The connection ends if the
-    other end's kernel does not answer for `timeout` seconds.
+    `own_address` is this end's, from then on. `received_at` is when a line last arrived, infinite
+    if none has.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        timeout: int,
-        selector: selectors.BaseSelector,
-        take: Callable[[Any, bytes], None],
-        lost: Callable[[Any, Exception], None],
-    ) -> None:
-        self.host = self.own_address = ""
-        self.received_at = math.inf
-        self._stopped_reading = False  # by the other end
+    limit = 1 << 16  # bytes
+    host = own_address = ""
+    received_at = math.inf
+    _stopped_reading = False  # the other end
+
+    def admit(self, host: str, timeout: int) -> None:
+        """From now on it is a host's; it ends if the kernel there is silent for `timeout` s."""
+        self.host, self.is_stranger = host, False
         between = max(1, timeout // _PROBES)
         options = {
             (socket.SOL_SOCKET, socket.SO_SNDBUF): _BUFFER,
@@ -44,11 +38,10 @@ class Connection(LineSocket):
             # The kernel sends no probes while sent data is not acknowledged. (ms)
             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 1000 * timeout,
         }
-        with contextlib.suppress(OSError):  # it has ended already: the first read finds that
+        with contextlib.suppress(OSError):  # it has ended already: the next read finds that
             for option, value in options.items():
-                connection.setsockopt(*option, value)
-            self.own_address = _plain(connection.getsockname()[0])
-        super().__init__(connection, LINE_LIMIT, selector, take, lost)
+                self.socket.setsockopt(*option, value)
+            self.own_address = _plain(self.socket.getsockname()[0])
 
     @property
     def address(self) -> str:

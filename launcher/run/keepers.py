@@ -25,7 +25,6 @@ from launcher.watch.host import Watch
 from launcher.watch.progress import StacksRequest
 from launcher.watch.stacks import CRASHES, crash_in, frames_of, place
 
-_LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
 # Exit codes of a killed process, or of one that passes on a killed child's: shells', sys.exit's.
@@ -33,7 +32,10 @@ _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
 class _Connection(LineSocket):
-    """Of a rank's keeper, from its hello on, or of a user who wants stacks."""
+    """Of a rank's keeper, from its hello on, or of a user who wants stacks.
+
+    A rank's longest line is shorter than the limit (describe.py).
+    """
 
     rank = local_rank = -1
     pid = 0  # of the script's process, while it runs
@@ -49,10 +51,7 @@ class Keepers:
     def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
         self.watch = watch
         self._system, self._take = system, take
-        selector = system.selector
-        self._lobby = Lobby(
-            selector, lambda new: _Connection(new, _LINE_LIMIT, selector, self._receive, self._lost)
-        )
+        self._lobby = Lobby(system.selector, _Connection, self._receive, self._lost)
         self.listen = self._lobby.listen
         self._leaves = False
         self._ignored = 0

@@ -47,18 +47,18 @@ class LineSocket:
     than `limit` bytes. `is_stranger` is for a lobby: the other end may be anybody's.
     """
 
+    limit = 1 << 22  # bytes
     is_open = is_stranger = True
 
     def __init__(
         self,
         connection: socket.socket,
-        limit: int,
         selector: selectors.BaseSelector,
         take: Callable[[Any, bytes], None],
         lost: Callable[[Any, Exception], None],
     ) -> None:
         connection.setblocking(False)
-        self.socket, self._selector, self._limit = connection, selector, limit
+        self.socket, self._selector = connection, selector
         self._take, self._lost, self._incomplete = take, lost, b""
         selector.register(connection, selectors.EVENT_READ, self.read)
 
@@ -68,7 +68,7 @@ class LineSocket:
             if not (data := self.socket.recv(1 << 16)):
                 raise EOFError
             *lines, self._incomplete = (self._incomplete + data).split(b"\n")
-            if len(self._incomplete) > self._limit:
+            if len(self._incomplete) > self.limit:
                 raise ValueError("a line is too long")
         except BlockingIOError:
             return
@@ -111,7 +111,7 @@ T = TypeVar("T", bound=LineSocket)
 
 
 class Lobby(Generic[T]):
-    """Accepts connections; connection_on(socket) makes each.
+    """Accepts connections of a kind, which call `take` and `lost`; connection_on(socket) makes one.
 
     There is room for so many, or, with 0, for so many strangers that they take a quarter of the
     descriptors. When there is none, or no descriptor is free, the oldest stranger makes way: so
@@ -121,10 +121,14 @@ class Lobby(Generic[T]):
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        connection_on: Callable[[socket.socket], T],
+        kind: type[T],
+        take: Callable[[T, bytes], None],
+        lost: Callable[[T, Exception], None],
         room: int = 0,
     ) -> None:
-        self._selector, self._connection_on, self._room = selector, connection_on, room
+        self._selector, self._room = selector, room
+        self.connection_on: Callable[[socket.socket], T]
+        self.connection_on = lambda accepted: kind(accepted, selector, take, lost)
         self._listeners: tuple[socket.socket, ...] = ()
         self._accepted: list[T] = []
 
@@ -156,7 +160,7 @@ class Lobby(Generic[T]):
                         return
                     strangers[0].close()
                     continue
-                connection = self._connection_on(accepted)
+                connection = self.connection_on(accepted)
                 self._accepted.append(connection)
                 strangers = self._strangers()
                 if len(strangers) > self._most_strangers():
