@@ -37,10 +37,9 @@ def register(environ: Mapping[str, str]) -> Report:
     name, _, token = environ.get(INIT, "").partition(":")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)  # an init that is suspended holds up no launcher
-    with contextlib.suppress(OSError):  # the init of this variable has ended
-        if name:
-            connection.connect("\0" + name)
-            connection.send(token.encode() + b"\n")
+    with contextlib.suppress(OSError):  # there is no init, or that of this variable has ended
+        connection.connect("\0" + name)
+        connection.send(token.encode() + b"\n")
 
     def report(result: Result | None) -> None:
         message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
@@ -55,7 +54,7 @@ class _Launcher(LineSocket):
     pid = 0  # until it has sent the token
 
 
-class LauncherRegistry:
+class LauncherRegistry(Lobby[_Launcher]):
     """The init's end of the sockets; calls joined(pid) for each launcher that runs below it.
 
     Attributes: `address`, the value of LAUNCHER_INIT; `result`, that of the last launcher to end,
@@ -69,14 +68,13 @@ class LauncherRegistry:
         listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
         listener.listen()
         self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
-        self._lobby = Lobby(selector, _Launcher, self._take, self._lost)
-        self._lobby.listen(listener)
-        self.accept = self._lobby.accept
+        super().__init__(selector, _Launcher, self._take, self._lost)
+        self.listen(listener)
 
     @property
     def pids(self) -> list[int]:
         """The pids of the running launchers."""
-        return [each.pid for each in self._lobby.connections if each.pid]
+        return [each.pid for each in self.connections if each.pid]
 
     def _take(self, connection: _Launcher, line: bytes) -> None:
         if connection.pid:
