@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import resource
-import select
 import selectors
 import socket
 import time
@@ -153,7 +152,7 @@ class Lobby(Generic[T]):
                     accepted, _ = listener.accept()
                 except OSError as error:
                     # None waits; it has already ended (accept(2)); or this listener is closed.
-                    if error.errno not in _NO_ROOM or not _is_pending(listener):
+                    if error.errno not in _NO_ROOM or not self._is_pending(listener):
                         break
                     if not (strangers := self._strangers()):
                         time.sleep(_NO_ROOM_SECONDS)  # else the loop would turn without a pause
@@ -166,6 +165,10 @@ class Lobby(Generic[T]):
                 if len(strangers) > self._most_strangers():
                     strangers[0].close()
                 connection.read()
+
+    def _is_pending(self, listener: socket.socket) -> bool:
+        """Tell whether a connection waits: accept() says first that there is no room for any."""
+        return any(key.fileobj is listener for key, _ in self._selector.select(0))
 
     def _most_strangers(self) -> int:
         if self._room:
@@ -183,13 +186,6 @@ class Lobby(Generic[T]):
         self._listeners = ()
         for stranger in self._strangers():
             stranger.close()
-
-
-def _is_pending(listener: socket.socket) -> bool:
-    """Tell whether a connection waits: accept() says first that there is no room for any."""
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _number(digits: str) -> float:
