@@ -134,18 +134,17 @@ class System:
         self._not_ours.add(helper.pid)
         return helper
 
-    @property
-    def has_children(self) -> bool:
-        """Whether any process of the job remains, except helpers.
+    def children(self) -> set[int]:
+        """Return the pids of this process's children that are the job's: not helpers.
 
         An entry point may have started processes before it executed the launcher.
         """
-        return bool(processes.children() - self._not_ours)
+        return processes.children() - self._not_ours
 
     def kill_children(self) -> None:
         """Kill all processes of the job, except helpers, and wait a moment for their end."""
         deadline = time.monotonic() + _KILL_SECONDS
-        while (pids := processes.children() - self._not_ours) and time.monotonic() < deadline:
+        while (pids := self.children()) and time.monotonic() < deadline:
             processes.kill_tree(*pids, below=True)
             time.sleep(0.01)
             processes.reap()

@@ -175,7 +175,7 @@ class Supervisor(Stepping):
         if now >= self._keepers.watch.due():
             self._watch_ranks(now)
         leaves = isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs
-        if leaves and self._keepers.are_gone and not self._system.has_children:
+        if leaves and self._keepers.are_gone and not self._system.children():
             self.happens(events.NothingLeft())
 
     # Errors of the launcher itself.
@@ -205,7 +205,7 @@ class Supervisor(Stepping):
         for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)
         deadline = self._system.now() + self.state.grace(Why.STOP) + _LAST_SECONDS
-        while self._torchrun and self._system.has_children and self._system.now() < deadline:
+        while self._torchrun and self._system.children() and self._system.now() < deadline:
             yield _LOOK_SECONDS
         result = self.state.result or failure.result
         if result == SUCCESS and self.state.job.plan.runner and self.state.torchrun_runs:

@@ -301,10 +301,9 @@ class System:
         ended, self._reapable = self._reapable, {}
         return ended
 
-    @property
-    def has_children(self) -> bool:
-        """Whether anything of the job is left, but for helpers."""
-        return bool(self.machine.processes)
+    def children(self) -> set[int]:
+        """Return the pids of what is left of the job, but for helpers."""
+        return {*self.machine.processes}
 
     def kill_children(self) -> None:
         """Kill what is left of the job, but for helpers."""
