@@ -55,15 +55,14 @@ def main() -> int:
             result = _launch(argv, environ, signals, report)
     except Exception as error:
         if isinstance(error, LaunchError):
-            failure, lines = of_error(error), [str(error)]
+            result, lines = of_error(error).result, [str(error)]
         else:  # the launcher's own, before or after the job
-            failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
+            result = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error).result
             lines = traceback_of(error)
         for line in lines:
             log(line)
         if not is_tool:
-            write_failure(failure.text, environ, quiet=True)
-        result = failure.result
+            write_failure(result.text, environ, quiet=True)
     # A stop is too late now; Python itself takes 10 ms more to exit.
     signals.ignore_stops()
     report(result)
