@@ -159,7 +159,7 @@ def test_invalid_messages_change_nothing(keepers, message, logged):
         good.sendall(json.dumps({"ended": ENDED}).encode() + b"\n")
         keepers.act_until(lambda: len(keepers.told) == 3)
         other.close()
-        keepers.act_until(lambda: len(keepers._lobby.connections) == 1)
+        keepers.act_until(lambda: len(keepers.connections) == 1)
     assert keepers.told == [JOINED, RankRuns(7, 77), RankEnded(7, Exit(3))]
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
@@ -312,9 +312,8 @@ def test_a_crash_comes_with_its_place_and_time_and_an_abort_with_its_words(keepe
 
 
 def test_all_who_ask_for_stacks_are_answered(keepers):
-    lobby = keepers._lobby
     with connect(*[{"want_stacks": True}] * 20) as one, connect({"want_stacks": True}) as other:
-        keepers.act_until(lambda: [each.wants_stacks for each in lobby.connections] == [True] * 2)
+        keepers.act_until(lambda: [each.wants_stacks for each in keepers.connections] == [True] * 2)
         keepers.act_until(lambda: keepers.told == [StacksRequest()] * 21)
         keepers.reply_stacks({"lines": []})
         assert one.recv(100) == other.recv(100) == b'{"lines": []}\n'

@@ -42,7 +42,7 @@ class _Connection(LineSocket):
     wants_stacks = False
 
 
-class Keepers:
+class Keepers(Lobby[_Connection]):
     """All keepers of this host; calls take(event) for their messages (events.py).
 
     `watch` receives the ranks' progress.
@@ -51,8 +51,7 @@ class Keepers:
     def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
         self.watch = watch
         self._system, self._take = system, take
-        self._lobby = Lobby(system.selector, _Connection, self._receive, self._lost)
-        self.listen = self._lobby.listen
+        super().__init__(system.selector, _Connection, self._receive, self._lost)
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
@@ -64,9 +63,9 @@ class Keepers:
 
     def close(self) -> None:
         """Close all connections: connected keepers end their ranks, and leave."""
-        for connection in self._lobby.connections:
+        for connection in self.connections:
             connection.close()
-        self._lobby.close()
+        super().close()
 
     # Commands.
 
@@ -93,13 +92,13 @@ class Keepers:
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
         """Reply to all who have requested the stacks."""
-        to = [one for one in self._lobby.connections if one.wants_stacks]
+        to = [one for one in self.connections if one.wants_stacks]
         self._send(message, to)
         for connection in to:
             connection.wants_stacks, connection.is_stranger = False, True
 
     def _keepers_of(self, ranks: Sequence[int] | None = None) -> list[_Connection]:
-        keepers = [one for one in self._lobby.connections if one.rank >= 0]
+        keepers = [one for one in self.connections if one.rank >= 0]
         return [one for one in keepers if ranks is None or one.rank in ranks]
 
     def _send(self, message: Mapping[str, Any], to: Iterable[_Connection]) -> None:
