@@ -27,6 +27,7 @@ from conftest import free_port, poll
 from jobs import job_of
 from network import Network, in_namespaces
 
+from launcher.host.child import Helper
 from launcher.host.network import listen
 from launcher.host.system import System
 from launcher.peers import link, messages
@@ -326,6 +327,29 @@ def test_lines_come_in_pieces_and_have_a_limit():
         lines.close()
 
 
+HELPER = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(b'{}')"
+ENDED = {"why": "it has ended"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([sys.executable, "-c", HELPER.format(r'{"port": 5}\n{"po')], [{"port": 5}, ENDED]),
+        ([sys.executable, "-c", HELPER.format(r"no JSON\n")], [ENDED, ENDED]),
+        (["no-such"], [{"why": "it cannot be started: no-such was not found"}]),
+    ],
+)
+def test_a_helper_says_last_why_it_says_no_more(argv, told):
+    with selectors.DefaultSelector() as selector:
+        messages = []
+        helper = Helper(argv, os.environ, "", selector, "it", messages.append)
+        while len(messages) < len(told):
+            assert selector.select(60)
+            helper.read()
+        helper.close()
+    assert messages == told
+
+
 @pytest.mark.parametrize("line", [*INVALID[:5], b"{}", b'{"Stop": {"number": 9}}'])
 def test_an_invalid_message_ends_the_connection(job, line):
     job.join(*HOSTS[:2])
@@ -357,6 +381,18 @@ def test_a_connection_that_takes_nothing_is_lost():
             connection.read()
             assert connection.why_lost(*lost) == "it stopped reading"
             connection.close()
+
+
+def test_a_connection_that_has_ended_already_is_lost_at_its_next_read():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with selectors.DefaultSelector() as selector:
+        lost = []
+        connection = Connection(ours, selector, pytest.fail, lambda _, why: lost.append(why))
+        connection.admit("other", 14)  # this kind of socket has no such options, as a lost one
+        connection.read()
+        assert connection.why_lost(*lost) == "its launcher died"
+        connection.close()
 
 
 def test_a_port_that_is_taken_on_the_first_host(job):
