@@ -249,6 +249,15 @@ def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
     assert first.waits_until(13) == (Send(HOSTS[1:], Leave(Result(2, CANNOT.text))),)
 
 
+def test_a_stop_that_comes_before_the_first_host_itself_starts_nothing():
+    first = Host(FIRST, (FIRST,))
+    first.state = coordinator.begin(first.job, 0)
+    end, leave = (Send((FIRST,), message) for message in (End(1, STOPPED), Leave(STOPPED)))
+    assert first.hears(FIRST, Stop(15)) == (end,)
+    assert first.hears(FIRST, Cleared(1, 0)) == (leave,)
+    assert first.step(Arrived(hello(first.job), "")) == (end, leave)
+
+
 def test_a_failure_that_crosses_the_start_counts():
     first = ready()
     assert first.hears(SECOND, CANNOT, 1) == everywhere(End(1, Result(2, "algo-3: no such file\n")))
