@@ -436,18 +436,21 @@ def test_a_member_finds_its_coordinator_after_another_program(job):
 
 
 def test_a_member_connects_again_after_a_while_that_grows():
-    tries, times = [], [0.0]
+    tries, waits, times = [], [], [0.0]
     system = SimpleNamespace(now=lambda: times[-1], selector=None)
-    system.connect = lambda host, port, wait, then: tries.append((wait, then))
+    system.connect = lambda host, port, then: tries.append(then)
     channel = Channel(job_at(HOSTS[1]), system, pytest.fail, pytest.fail)
     channel.begin()
-    for at in (0.01, 0.1, 0.8, 4, 8, 29):
+    for at in (0.01, 0.1, 0.8, 4, 8, 28):
         times.append(at)
-        tries[-1][1]("nothing is listening there")
-    assert [wait for wait, _ in tries] == [0, 0.02, 0.02, 0.1, 0.5, 1, 1]
+        tries[-1]("nothing is listening there")
+        waits.append(channel.due() - at)
+        times.append(channel.due())
+        channel.tick()
+    assert waits == pytest.approx([0.02, 0.02, 0.1, 0.5, 1, 1]) and len(tries) == 7
     channel.happens(Received(HOSTS[0], messages.Welcome()))
-    tries[-1][1]("nothing is listening there")
-    assert len(tries) == 7
+    tries[-1]("nothing is listening there")
+    assert channel.due() == float("inf")
 
 
 def test_a_first_host_whose_name_does_not_resolve(job):

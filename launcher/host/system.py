@@ -96,10 +96,8 @@ class System:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return soft, len(os.listdir("/proc/self/fd")) - 1  # 1: for the listing itself
 
-    def connect(
-        self, host: str, port: int, wait: float, then: Callable[[socket.socket | str], None]
-    ) -> None:
-        """After `wait` seconds, connect, and call then(socket, or why there is none).
+    def connect(self, host: str, port: int, then: Callable[[socket.socket | str], None]) -> None:
+        """Connect, and call then(socket, or why there is none).
 
         In a thread: a look-up may take long. Raises LaunchError if no thread can be started.
         """
@@ -108,7 +106,6 @@ class System:
 
         def run() -> None:
             with rope:
-                time.sleep(wait)
                 found.append(connected(host, port))
 
         def rings() -> None:

@@ -81,29 +81,27 @@ class Channel(Stepping):
         receive, lost = self._receive, self._lost
         self._lobby = Lobby(system.selector, Connection, receive, lost, self._room)
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
-        self._alive_at = self._listen_at = math.inf
+        self._alive_at = self._meet_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
         self.own_name_resolves = True  # as far as it knows
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        if not self._coordinates:
-            self._connect(0.0)
-            return
-        self.happens(events.Arrived(messages.hello(self._job), ""))
-        if self._job.members:
-            self._listen()
+        if self._coordinates:
+            self.happens(events.Arrived(messages.hello(self._job), ""))
+        if self._job.has_peers:
+            self._meet()
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never."""
-        due: float = min(self._machine.due(self.state), self._alive_at, self._listen_at)
+        due: float = min(self._machine.due(self.state), self._alive_at, self._meet_at)
         return due
 
     def tick(self) -> None:
         """Do what is due."""
         now = self._system.now()
-        if now >= self._listen_at:
-            self._listen()
+        if now >= self._meet_at:
+            self._meet()
         if now >= self._alive_at:
             self._send(self._connections, messages.Alive())
             self._alive_at = now + _ALIVE_SECONDS
@@ -170,21 +168,28 @@ class Channel(Stepping):
 
     # Connections.
 
-    def _listen(self) -> None:
+    def _meet(self) -> None:
+        """Listen on the coordinator; connect to it from other hosts."""
+        job, self._meet_at = self._job, math.inf
+        address, port = job.cluster.address(job.coordinator), job.options.peer_port
+        if self._coordinates:
+            self._listen(address, port)
+        else:
+            self._system.connect(address, port, self._connected)
+
+    def _listen(self, address: str, port: int) -> None:
         """Start listening; try again in a while if another program has the port."""
         job, now = self._job, self._system.now()
-        self._listen_at = math.inf
         try:
-            address = job.cluster.address(job.current_host)
-            sockets, self.own_name_resolves = self._system.listen(address, job.options.peer_port)
+            sockets, self.own_name_resolves = self._system.listen(address, port)
         except OSError as error:
             until = self._began + min(_LISTEN_SECONDS, job.options.start_timeout)
             if error.errno == errno.EADDRINUSE and now < until:
-                self._listen_at = now + _LISTEN_AGAIN_SECONDS
+                self._meet_at = now + _LISTEN_AGAIN_SECONDS
             else:
                 seen = (
-                    f"{job.current_host} cannot listen on port {job.options.peer_port} for the "
-                    f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
+                    f"{job.current_host} cannot listen on port {port} for the launchers of the "
+                    f"other hosts ({os.strerror(error.errno or 0)})"
                 )
                 self._cannot_listen(f"{seen}; {other_port('peer_port')}.")
             return
@@ -202,13 +207,8 @@ class Channel(Stepping):
 
     def _end_listening(self) -> None:
         """Accept no more connections, and close those of strangers."""
-        self._listen_at = math.inf
+        self._meet_at = math.inf
         self._lobby.close()
-
-    def _connect(self, seconds: float) -> None:
-        """Connect to the coordinator after some seconds."""
-        address = self._job.cluster.address(self._job.coordinator)
-        self._system.connect(address, self._job.options.peer_port, seconds, self._connected)
 
     def _connected(self, what: socket.socket | str) -> None:
         if isinstance(what, str):
@@ -220,9 +220,10 @@ class Channel(Stepping):
 
     def _connect_again(self) -> None:
         """Connect after a while that grows, unless the coordinator has welcomed this host."""
-        if not self._coordinates and isinstance(self.state.phase, link.Joining):
-            seconds = max(_RETRY_SECONDS, (self._system.now() - self._began) / 8)
-            self._connect(min(MOST_RETRY_SECONDS, seconds))
+        if isinstance(self.state.phase, link.Joining):
+            now = self._system.now()
+            seconds = max(_RETRY_SECONDS, (now - self._began) / 8)
+            self._meet_at = now + min(MOST_RETRY_SECONDS, seconds)
 
     def _admit(self, connection: Connection, host: str) -> None:
         connection.admit(host, self._job.options.host_timeout)

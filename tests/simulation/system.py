@@ -245,16 +245,11 @@ class System:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         return [self.job.network.listen()], True
 
-    def connect(self, host: str, port: int, wait: float, then: Callable[[Any], None]) -> None:
-        """Connect to the coordinator after a wait."""
-        self.job.clock.after(wait, self._connect, then)
-
-    def _connect(self, then: Callable[[Any], None]) -> None:
-        launcher = self.machine.launcher
-        if launcher and launcher.runs:
-            found = self.job.network.connect(self.machine)
-            seconds = self.job.random.uniform(*_REACHES)
-            self.in_loop(_NO_ANSWER if found == "it does not answer" else seconds, then, found)
+    def connect(self, host: str, port: int, then: Callable[[Any], None]) -> None:
+        """Connect to the coordinator."""
+        found = self.job.network.connect(self.machine)
+        seconds = self.job.random.uniform(*_REACHES)
+        self.in_loop(_NO_ANSWER if found == "it does not answer" else seconds, then, found)
 
     # Keepers.
 
