@@ -161,19 +161,19 @@ class Lobby(Generic[T]):
                     continue
                 connection = self.connection_on(accepted)
                 self._accepted.append(connection)
-                strangers = self._strangers()
-                if len(strangers) > self._most_strangers():
-                    strangers[0].close()
+                if not self._has_room():
+                    self._strangers()[0].close()
                 connection.read()
 
     def _is_pending(self, listener: socket.socket) -> bool:
         """Tell whether a connection waits: accept() says first that there is no room for any."""
         return any(key.fileobj is listener for key, _ in self._selector.select(0))
 
-    def _most_strangers(self) -> int:
+    def _has_room(self) -> bool:
         if self._room:
-            return self._room - sum(not each.is_stranger for each in self.connections)
-        return min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+            return len(self.connections) <= self._room
+        quarter = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        return len(self._strangers()) <= min(_MOST_STRANGERS, quarter)
 
     def _strangers(self) -> list[T]:
         return [each for each in self.connections if each.is_stranger]
