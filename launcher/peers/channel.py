@@ -68,18 +68,16 @@ class Channel(Stepping):
         note: Callable[[Note], None],
     ) -> None:
         self._job, self._command = job, command
-        self._coordinates = job.coordinates
-        self._machine: Any = coordinator if self._coordinates else link
+        self._machine: Any = coordinator if job.coordinates else link
         self._read_as: Callable[[dict[str, Any]], Message]
-        self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
+        self._read_as = messages.from_member if job.coordinates else messages.from_coordinator
         state = self._machine.begin(job, system.now())
         name = "hosts" if job.options.verbose else ""
         super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
         self._refused = 0
         self._room = len(job.members) + STRANGERS
-        receive, lost = self._receive, self._lost
-        self._lobby = Lobby(system.selector, Connection, receive, lost, self._room)
+        self._lobby = Lobby(system.selector, Connection, self._receive, self._lost, self._room)
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._alive_at = self._meet_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
@@ -87,7 +85,7 @@ class Channel(Stepping):
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        if self._coordinates:
+        if self._job.coordinates:
             self.happens(events.Arrived(messages.hello(self._job), ""))
         if self._job.has_peers:
             self._meet()
@@ -172,7 +170,7 @@ class Channel(Stepping):
         """Listen on the coordinator; connect to it from other hosts."""
         job, self._meet_at = self._job, math.inf
         address, port = job.cluster.address(job.coordinator), job.options.peer_port
-        if self._coordinates:
+        if job.coordinates:
             self._listen(address, port)
         else:
             self._system.connect(address, port, self._connected)
