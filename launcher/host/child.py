@@ -42,14 +42,12 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answ
         return Answer("", "", str(error).rstrip("."))
     out = err = b""
     problem, deadline = "", time.monotonic() + seconds
-    while process.returncode is None and time.monotonic() < deadline:
+    while process.returncode is None and not Signals.stop and time.monotonic() < deadline:
         process.poll()  # before the last look: a daemon of its may hold its output open
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
         except subprocess.TimeoutExpired as error:
             out, err = error.output or b"", error.stderr or b""
-            if Signals.stop:
-                break
     code = process.returncode
     if code is None:  # do not wait for its end: a driver's call may keep it alive
         problem = f"it did not finish within {seconds:.0f} s"
