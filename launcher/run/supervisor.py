@@ -200,7 +200,7 @@ class Supervisor(Stepping):
             self._channel.report_last(failure)
             self._channel.close()
         self._keepers.close()
-        self._kill_torchrun()
+        self._kill_torchrun(below=False)  # there keepers give their ranks the grace
         selector = self._system.selector
         for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)
@@ -278,7 +278,7 @@ class Supervisor(Stepping):
         elif isinstance(action, AllStacks):
             self._reply_stacks(action)
         elif isinstance(action, events.KillTorchrun):
-            self._kill_torchrun()
+            self._kill_torchrun(below=bool(self._plan.runner))
         elif isinstance(action, Cleared):
             self._channel.report(action._replace(files=self._files()))
         else:
@@ -346,9 +346,9 @@ class Supervisor(Stepping):
             "bars": "12" if tees else self._environ.get(BARS, ""),
         }
 
-    def _kill_torchrun(self) -> None:
+    def _kill_torchrun(self, *, below: bool) -> None:
         if self._torchrun and self.state.torchrun_runs:
-            self._system.kill_tree(self._torchrun.pid, below=bool(self._plan.runner))
+            self._system.kill_tree(self._torchrun.pid, below=below)
 
     # Helpers.
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from conftest import SAVES, ended_by, more
+from test_own_errors import MISTAKEN, RAISES_AND_SAVES
 
 pytestmark = pytest.mark.torch
 
@@ -81,6 +82,21 @@ def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, scri
     assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
     assert "which rank 0 left running" in host.err
     assert host.failure is None and host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_mistake_of_ours_gives_the_ranks_their_grace(start, script, stand_in, tmp_path):
+    stand_in()
+    saves = f"import pathlib, os\n{RAISES_AND_SAVES}".replace(
+        'print("saved", flush=True)',
+        f"time.sleep(1); pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch()",
+    )
+    host = start("--train-script", script(saves), command=[*MISTAKEN, "once"])
+    assert host.wait() == 70, host.log()
+    # A rank that runs; the other may not have got there yet.
+    saved = {path.name for path in tmp_path.iterdir()} & {"0", "1"}
+    assert len(saved) >= host.out.count("runs") > 0, host.log()
+    assert host.leftovers() == []
 
 
 @pytest.mark.systems
