@@ -490,9 +490,9 @@ SLOW = """
 import socket, threading, time
 from channel_end import End
 from jobs import job_of
-from launcher.peers import coordinator, link
+from launcher.peers import events
 
-coordinator.LOG_MISSING_SECONDS = link.LOG_MISSING_SECONDS = 2.5
+events.LOG_MISSING_SECONDS = 2.5
 nameserver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 nameserver.bind(("127.0.0.1", 53))
 first, slow = "127.0.0.1", tuple(f"slow-{number}" for number in range(40))

@@ -521,7 +521,8 @@ def test_ranks_that_are_none(text):
 
 TORCHS = ("all_reduce", "/x/site-packages/torch/d.py", 9)
 TRAIN = lines(("<module>", "/code/train.py", 30), TORCHS)
-IN_FRONT = ("main", "/opt/launcher/warm/warm.py", 300), ("main", "/t/sm-launch-7-0af/rank.py", 2)
+WARM, RANK = "/opt/launcher/warm/warm.py", "/t/sm-launch-7-0af/launcher/run/rank.py"
+IN_FRONT = ("main", WARM, 300), ("main", RANK, 2)
 LOAD = lines(*IN_FRONT, ("load", "/code/data.py", 88))
 IDLE = lines(("run", "/usr/lib/python3.11/threading.py", 5))
 

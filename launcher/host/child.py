@@ -43,7 +43,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answ
     out = err = b""
     problem, deadline = "", time.monotonic() + seconds
     while process.returncode is None and not Signals.stop and time.monotonic() < deadline:
-        process.poll()  # before the last look: a daemon of its may hold its output open
+        process.poll()  # communicate() waits for the end of its output: a daemon may hold it
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
         except subprocess.TimeoutExpired as error:

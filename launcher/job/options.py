@@ -23,9 +23,10 @@ INIT = "LAUNCHER_INIT"
 KEEP_EXIT_CODE = "LAUNCHER_KEEP_EXIT_CODE"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-# Also the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
+# From `sm-launch local`: the folder DIR of each host's DIR/HOST/events.jsonl, whatever
+# --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
-# Also which of the descriptors 1 and 2 are terminals: `sm-launch local` shows bars there itself.
+# From `sm-launch local`: which of descriptors 1 and 2 are terminals; there it shows bars itself.
 BARS = "LAUNCHER_BARS"
 INTERNAL = (RUN_DIR, JOB_MARK, INIT, KEEP_EXIT_CODE, HOST_ADDRESSES, EVENTS_DIR, BARS)
 SWITCHES = ("true", "false")

@@ -98,9 +98,9 @@ def torch_folder() -> str:
         spec = find_spec("torch")
     folder = next(iter((spec and spec.submodule_search_locations) or [""]))
     if not os.path.isfile(os.path.join(folder, _TORCHRUN)):
-        has_none = f"in {folder} has no torch.distributed.run" if folder else "is not installed"
+        problem = f"in {folder} has no torch.distributed.run" if folder else "is not installed"
         raise NotFoundError(
-            f"torch {has_none} for {sys.executable}; install torch 2.4 or later there, or run the "
+            f"torch {problem} for {sys.executable}; install torch 2.4 or later there, or run the "
             "launcher with the Python that has it."
         )
     return folder

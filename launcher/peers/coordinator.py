@@ -64,7 +64,6 @@ from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
 from launcher.watch.sentences import nothing_exchanged
 
-LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 # For late hosts to join, and to learn why the job ends before it starts.
 _LATE_HOSTS_SECONDS = 3.0
 _KILL_SECONDS = 5.0  # for processes stuck in the kernel, after the ranks' grace
@@ -75,7 +74,7 @@ NOBODY: Mapping[str, Cleared] = {}
 
 def begin(job: Job, now: float) -> JobState:
     """Return the state at the launcher's start."""
-    joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
+    joining = Joining(now + job.options.start_timeout, now + events.LOG_MISSING_SECONDS)
     return JobState(job, joining, messages.hello(job), frozenset(job.cluster.hosts))
 
 
@@ -184,7 +183,7 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
         return _end(state, of_lost_host(missing, how).result, now)
-    state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
+    state = state._replace(phase=phase._replace(log_missing_at=now + events.LOG_MISSING_SECONDS))
     return state, (
         Log(f"waiting for {missing}."),
         *_send(messages.Welcome(missing), *state.others),

@@ -13,6 +13,8 @@ from launcher.result.causes import Failure
 from launcher.text.notes import Note
 from launcher.text.words import Log
 
+LOG_MISSING_SECONDS = 30  # between two lines on who is missing
+
 # Events.
 
 

@@ -22,7 +22,6 @@ from typing import Any, Callable, NamedTuple, Union
 
 from launcher.job.job import Job
 from launcher.peers import events, messages
-from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.result.causes import Failure, of_lost_host
 from launcher.text.words import Log, other_port
 
@@ -64,7 +63,7 @@ LinkStep = tuple[LinkState, tuple[events.Action, ...]]
 
 def begin(job: Job, now: float) -> LinkState:
     """Return the state at the launcher's start."""
-    joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
+    joining = Joining(now + job.options.start_timeout, now + events.LOG_MISSING_SECONDS)
     return LinkState(job, joining)
 
 
@@ -114,7 +113,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
         how = f"could not be reached within {job.options.start_timeout:g} s ({phase.trouble})"
         lost = of_lost_host(job.coordinator, how)
         return state._replace(phase=Left()), (events.Alone(lost),)
-    state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
+    state = state._replace(phase=phase._replace(log_missing_at=now + events.LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {job.coordinator} ({phase.trouble})."),)
 
 

@@ -288,7 +288,7 @@ def of_torchrun(
     it was killed. A torchrun that never `had_ranks` may have failed because of its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
-    if not (returncode or error or had_ranks):  # --help
+    if not (returncode or error or had_ranks):  # as with --launcher-torchrun-args --help
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     runner = job.plan.runner
     is_taken = "EADDRINUSE" in error or "address already in use" in error.lower()

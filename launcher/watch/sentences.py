@@ -59,8 +59,8 @@ def _idle(stall: Stall, now: float) -> str:
     number, place, more = first.rank, first.place, len(stall.root) - 1
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
     if stall.runs_on:
-        has_ended = f"rank {number}'s script has ended, but its process is still running"
-        return f"{has_ended}: {place}{others}"
+        who = f"rank {number}'s script has ended, but its process is still running"
+        return f"{who}: {place}{others}"
     hint = " (a lock file of a run that was killed?)" if _LOCK_FILE.search(place) else ""
     lasting = f"for {lasted(now - first.since)}{hint}"
     return f"rank {number} has begun no collective: it is in {place}, {lasting}{others}"

@@ -26,9 +26,7 @@ _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _STANDARD = re.compile(r"/lib(64)?/python3\.\d+/(?!(site|dist)-packages/)|^<frozen ")
-_OURS = re.compile(
-    r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm)\.py$"
-)
+_OURS = re.compile(r"/launcher/(run|watch|warm)/(rank|in_rank|warm)\.py$")
 _JOINS = re.compile(r"/(multiprocessing/util|concurrent/futures/process)\.py$")
 # Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
 CRASHES: Mapping[int, str] = {
