@@ -24,6 +24,7 @@ import pytest
 from free_ports import free_port, ports  # noqa: F401  (for the tests)
 from ranks import Ranks
 
+from launcher.errors import STOPS
 from launcher.job import resources
 from launcher.text import log
 
@@ -336,6 +337,13 @@ class Host:
         """Wait for the end; return the exit code as a shell has it."""
         code = self.process.wait(timeout)
         return code if code >= 0 else 128 - code
+
+    def ends(self, code: int) -> None:
+        """See that it ends with a code, and leaves nothing; a reason only if that is a failure."""
+        assert self.wait() == code, self.log()
+        assert self.leftovers() == [], self.log()
+        is_failure = code != 0 and code not in map(ended_by, STOPS)
+        assert is_failure or self.failure is None, self.log()
 
     def log(self) -> str:
         return f"--- {self.name} stdout\n{self.out}\n--- {self.name} stderr\n{self.err}"

@@ -64,7 +64,7 @@ def test_what_every_rank_is_given(start, script, tmp_path):
     environ["LAUNCHER_INIT"] = "none:token"  # of no rank: it may become a user that nobody trusts
     options = ("--train-module", "package.tool", "--launcher-log-dir", "logs")
     host = start(*options, *arguments, **environ)
-    assert host.wait() == 0, host.log()
+    host.ends(0)
     words = [os.fsencode(word).hex() for word in arguments]
     seen = [words, "package.tool", str(tmp_path), "3", "1", "localhost", "7", None]
     assert {path.name: json.loads(path.read_text()) for path in tmp_path.glob("rank-*")} == {
@@ -72,7 +72,6 @@ def test_what_every_rank_is_given(start, script, tmp_path):
     }
     logs = [path.read_text() for path in (tmp_path / "logs").rglob("rank-*.log")]
     assert logs == ["hello\n"] * 3 and host.out.count("hello") == 3
-    assert host.leftovers() == []
 
 
 def test_closed_streams_cost_nothing(start, script):
@@ -85,7 +84,7 @@ def test_closed_streams_cost_nothing(start, script):
     """
     argv = [*LAUNCHER, "--train-script", script(textwrap.dedent(text))]
     host = start("-c", 'exec "$@" <&- >&- 2>&-', "sh", *argv, command=["sh"])
-    assert host.wait() == 0 and host.failure is None
+    host.ends(0)
 
 
 @pytest.mark.torch
@@ -157,7 +156,7 @@ ENDS = [
 def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, end, code, says):
     path = script(FAIL.format(end=end))
     host = start("--train-script", path, *TWO_RANKS)
-    assert host.wait() == code, host.log()
+    host.ends(code)
     head, details, *frames = host.failure.splitlines()
     assert f"{head}\n".startswith(f"localhost, rank 1 (local rank 1) {says}")
     assert details.startswith(f"exit code {code}, ")
@@ -168,7 +167,6 @@ def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, 
         assert f'File "{path}", line' in frames[1] and "inner()" in host.failure
         assert completed(sys.executable, path, code=1, RANK="1").stderr in host.err
     assert f"launcher: stopping this host's ranks: {head}\n" in host.err
-    assert host.leftovers() == []
 
 
 CLEANS_UP = """
@@ -191,10 +189,9 @@ except Exception as error:
 
 def test_the_rank_that_breaks_a_collective_is_named_not_its_echo(start, script):
     host = start("--train-script", script(CLEANS_UP), *TWO_RANKS)
-    assert host.wait() == 1, host.log()
+    host.ends(1)
     says = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan\n"
     assert host.failure.startswith(says), host.log()
-    assert host.leftovers() == []
 
 
 # How a job is stopped
@@ -226,11 +223,9 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script):
     os.killpg(host.process.pid, number)
     host.wait_for(f"heard {int(number)}", 2)
     host.signal(number)  # impatience does not shorten a save
-    assert host.wait() == ended_by(number), host.log()
+    host.ends(ended_by(number))
     assert host.out.count("heard") == 2
     assert host.out.count("saved after 1") == 2
-    assert host.failure is None
-    assert host.leftovers() == []
     assert "during the stop: localhost, rank 0 (local rank 0) ended with exit code 7" in host.err
 
 
@@ -241,7 +236,7 @@ def test_signals_that_were_ignored_or_blocked_by_the_parent(start, script):
     stopped = start("--train-script", script(COUNT), "0", "0", command=command)
     stopped.wait_for("ready")
     stopped.signal(signal.SIGTERM)
-    assert stopped.wait() == ended_by(signal.SIGTERM), stopped.log()
+    stopped.ends(ended_by(signal.SIGTERM))
     assert "saved after 1" in stopped.out
 
 
@@ -260,9 +255,8 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
             rank = ranks.enter_context(socket.socket(socket.AF_UNIX))
             rank.connect(os.path.join(host.tmp, folder, "socket"))
         torchrun.kill()
-        assert host.wait() == 69, host.log()
+        host.ends(69)
     assert host.failure.startswith("localhost: torchrun was killed by SIGKILL (signal 9)\n")
-    assert host.leftovers() == []
 
 
 ENDS = {"true": 0, "false": 1}
@@ -272,8 +266,8 @@ def test_processes_that_never_become_ranks_count_as_they_end(start, script):
     """As under plain torchrun, which takes what it has started for its ranks."""
     path = script("raise SystemExit(3)")
     hosts = [start("--train-script", path, *TWO_RANKS, PYTHON_EXEC=f"/bin/{it}") for it in ENDS]
-    assert {it: host.wait() for it, host in zip(ENDS, hosts)} == ENDS
-    assert all(host.leftovers() == [] for host in hosts)
+    for host, code in zip(hosts, ENDS.values()):
+        host.ends(code)
 
 
 def test_a_line_of_the_log_is_one_write():

@@ -34,9 +34,8 @@ def test_a_stop_while_ranks_start_says_nothing_false(start, script, tmp_path, mo
 
     poll(is_now, every=0.001)
     host.signal(number)
-    assert host.wait() == ended_by(number) and host.failure is None, host.log()
+    host.ends(ended_by(number))
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
-    assert host.leftovers() == []
 
 
 SAVES_AND_SUCCEEDS = SAVES.replace("143", "0")
@@ -61,9 +60,8 @@ def test_a_stop_of_all_processes_is_one_even_if_their_ends_are_seen_with_it(star
         process.send_signal(signal.SIGTERM)
     poll(lambda: all(has_ended(one.pid) for one in ends))
     launcher.resume()
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert host.out.count("saved") == runs and host.failure is None, host.log()
-    assert host.leftovers() == []
+    host.ends(ended_by(signal.SIGTERM))
+    assert host.out.count("saved") == runs, host.log()
 
 
 EARLY = """
@@ -132,7 +130,7 @@ def test_what_is_no_stop_ends_nothing_and_reaches_no_rank(start, script):
             host.signal(number)
             poll(lambda number=number: f"signal {int(number)}" in host.err)
     open("go", "w").close()
-    assert host.wait() == 0, host.log()
+    host.ends(0)
     line = (
         "launcher: SIGUSR1 (signal 10): ignored; it is not a stop signal, and is not forwarded "
         "to the ranks.\n"

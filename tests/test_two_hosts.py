@@ -24,13 +24,6 @@ def ranks(folder):
     return dict(sorted(files.items()))
 
 
-def succeed(*hosts):
-    for host in hosts:
-        assert host.wait() == 0, host.log()
-        assert host.failure is None
-        assert host.leftovers() == []
-
-
 def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_path):
     """Whatever the order of the list; with a number of ranks for each, and no name of the job."""
     names = ["127.0.0.3", "127.0.0.2", "127.0.0.1"]
@@ -42,7 +35,8 @@ def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_pa
         start(*options, **common, SM_CURRENT_HOST=name, LAUNCHER_NPROC_PER_NODE=name[-1])
         for name in names
     ]
-    succeed(*hosts)
+    for host in hosts:
+        host.ends(0)
     second, first = names[:2]
     assert ranks(tmp_path) == {
         "rank-0": ["0", "0", "5", first, first],
@@ -76,8 +70,8 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         host.wait_for("runs")
     hosts[1].signal(signal.SIGTERM)
     for host in hosts:
-        assert host.wait() == 143, host.log()
-        assert "saved" in host.out and host.failure is None
+        host.ends(143)
+        assert "saved" in host.out
         assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
         assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
         assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); " in host.err

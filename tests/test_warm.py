@@ -60,10 +60,9 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     words = ["--train-script", path, "--launcher-start", "warm"]
     words += [word for one in options for word in ("--launcher-preload", one)]
     host = start(*words, PYTHONPATH="" if name == "queue.py" else str(folder))
-    assert host.wait() == 0, host.log()
+    host.ends(0)
     assert host.out == "cold\n" and host.err.count(" cold: ") == 1
     assert f"launcher: --launcher-start warm falls back to cold: {says}" in host.err, host.log()
-    assert host.leftovers() == []
 
 
 FOLLOWS_STDERR = """
@@ -134,10 +133,10 @@ def test_it_is_killed_while_it_imports(start, script, tmp_path, number):
     host = start(*two_ranks_after(script, "slow"), PYTHONPATH=str(tmp_path))
     poll(lambda: len(host.stubs) == 2)
     warm_of(host).send_signal(number)
-    assert host.wait() == 0 and host.out == "cold\ncold\n", host.log()
+    host.ends(0)
+    assert host.out == "cold\ncold\n", host.log()
     line = "falls back to cold: the process that forks the ranks has ended.\n"
     assert host.err.count(line) == 1 and "KeyboardInterrupt" not in host.err
-    assert host.leftovers() == []
 
 
 HOLDS_AFTER_A_KEEPER = """
@@ -166,8 +165,9 @@ def test_it_is_killed_as_it_forks(start, script, tmp_path):
     poll(lambda: os.path.exists("forked"))
     host.wait_for("warm\n")
     warm_of(host).kill()
-    assert host.wait() == 0 and sorted(host.out.split()) == ["cold", "warm"], host.log()
-    assert host.err.count(" falls back to cold: ") == 1 and host.leftovers() == []
+    host.ends(0)
+    assert sorted(host.out.split()) == ["cold", "warm"], host.log()
+    assert host.err.count(" falls back to cold: ") == 1
 
 
 @pytest.mark.torch
@@ -202,8 +202,9 @@ def test_what_a_killed_keeper_leaves_is_ended(start, script, how):
     left = keeper.children(recursive=True)
     assert len(left) == 2
     keeper.kill()
-    assert host.wait() == 69 and "was killed" in host.failure, host.log()
-    assert all(has_ended(one.pid) for one in left) and host.leftovers() == []
+    host.ends(69)
+    assert "was killed" in host.failure, host.log()
+    assert all(has_ended(one.pid) for one in left)
 
 
 # What a stub hands over, and to whom; no torch.

@@ -62,6 +62,5 @@ def test_weights_that_differ_are_an_error(ranks, script):
 def test_ranks_from_the_list_of_hosts_train_on_two_hosts(start_two):
     hosts = start_two("--train-script", SYSTEMS / "ranks_from_hosts.py", "--backend", "gloo")
     for number, host in enumerate(hosts):
-        assert host.wait() == 0, host.log()
+        host.ends(0)
         assert re.search(rf"^rank {number} of 2: loss \S+ at first, 0\.\d+ at last$", host.out)
-        assert host.leftovers() == []

@@ -60,10 +60,9 @@ def test_a_stop_reaches_each_rank_once_and_lets_it_save(start, script, stand_in,
     host = start("--train-script", path, "--world_size", "8")
     host.wait_for("runs", count=2)  # a rank for each Neuron core
     host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert host.out.count("saved") == 2 and host.failure is None, host.log()
+    host.ends(ended_by(signal.SIGTERM))
+    assert host.out.count("saved") == 2, host.log()
     assert host.out.count("['--world_size', '8']") == 2  # the script's, not the stand-in's
-    assert host.leftovers() == []
 
 
 LEAVES_A_PROCESS = """
@@ -78,10 +77,9 @@ if os.environ["RANK"] == "0":  # it holds the output that the stand-in reads to 
 def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, script, stand_in):
     stand_in()
     host = start("--train-script", script(LEAVES_A_PROCESS))
-    assert host.wait() == 0, host.log()
+    host.ends(0)
     assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
     assert "which rank 0 left running" in host.err
-    assert host.failure is None and host.leftovers() == []
 
 
 @pytest.mark.systems
@@ -105,8 +103,7 @@ def test_a_stop_ends_the_compilation(start, script, stand_in):
     host = start("--train-script", script("print('collected')"), COMPILES_FOR="1000")
     host.wait_for("compiles")
     host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert host.failure is None and host.leftovers() == []
+    host.ends(ended_by(signal.SIGTERM))
 
 
 @pytest.mark.parametrize(
@@ -133,5 +130,4 @@ def test_a_stop_before_torchrun_runs(start, script, stand_in):
     host = start("--train-script", script("print('ran')"), "--launcher-grace", "3")
     host.wait_for("imports")
     host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert host.failure is None and host.leftovers() == []
+    host.ends(ended_by(signal.SIGTERM))
