@@ -91,25 +91,6 @@ def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, scri
     poll(lambda: not host.processes())
 
 
-IGNORES = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("runs", flush=True)
-time.sleep(1000)
-"""
-
-
-def test_a_torchrun_that_gets_a_stop_of_its_own_ends_the_job(start, script):
-    """At once: torchrun itself would wait for its children as long as the grace of a stop."""
-    words = "--launcher-nproc-per-node 2 --launcher-failure-grace 1"
-    host = start("--train-script", script(IGNORES), *words.split())
-    host.wait_for("runs", 2)
-    host.torchrun.terminate()
-    assert host.wait(60) == 69, host.log()
-    assert ": torchrun failed: it was sent a signal, or ends by itself (" in host.failure
-    assert host.leftovers() == []
-
-
 WARNED = """
 import os, signal, time
 for number in (signal.SIGUSR1, signal.SIGALRM):

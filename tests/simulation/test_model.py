@@ -76,6 +76,7 @@ ACTS: dict[What, Callable[[Any], None]] = {
     What.CTRL_C_THRICE: interrupt,
     What.LAUNCHER_KILLED: lambda host: host.signal(signal.SIGKILL),
     What.TORCHRUN_KILLED: lambda host: host.torchrun.kill(),
+    What.TORCHRUN_TOLD: lambda host: host.torchrun.terminate(),
     What.STUB_KILLED: lambda host: host.stubs[0].kill(),
     What.KEEPER_KILLED: lambda host: host.keepers[0].kill(),
 }
