@@ -168,6 +168,12 @@ def completed(*command, code=0, timeout=240, **environ):
     return done
 
 
+def make_one_file(path: Path) -> Path:
+    """Make the launcher in one file; return its path."""
+    completed(sys.executable, REPO / "bundle" / "build.py", path)
+    return path
+
+
 def findings(report: str) -> dict[str, list[tuple[str, str]]]:
     """Return what a report of doctor's --json has found: by check, the level and text of each."""
     found: dict[str, list[tuple[str, str]]] = {}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from aws import ACCOUNT, REGION, Aws
-from conftest import REPO
+from conftest import REPO, make_one_file
 
 EXAMPLES = REPO / "examples" / "sagemaker"
 VERSIONS = ("v2", "v3")
@@ -48,8 +47,7 @@ def environment(aws: Aws, folder: Path) -> dict[str, str]:
 def make_source(folder: Path, *scripts: Path) -> None:
     """Make src/ of the launcher in one file and scripts, as the examples say."""
     (folder / "src").mkdir()
-    build = [sys.executable, str(REPO / "bundle" / "build.py"), str(folder / "src" / "launcher.py")]
-    subprocess.run(build, check=True, capture_output=True)
+    make_one_file(folder / "src" / "launcher.py")
     for path in scripts:
         shutil.copy(path, folder / "src")
 

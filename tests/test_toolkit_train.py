@@ -6,12 +6,11 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, ended_by, free_port, poll, write_config
+from conftest import LAUNCHER, REPO, ended_by, free_port, make_one_file, poll, write_config
 from pages import code
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -35,8 +34,7 @@ def train(start, tmp_path):
         for folder in ("output", "model", "source"):
             (base / folder).mkdir(parents=True, exist_ok=True)
         if others.get("sagemaker_program") == ONE_FILE:
-            build = [sys.executable, REPO / "bundle" / "build.py", base / "source" / ONE_FILE]
-            subprocess.run(build, check=True)
+            make_one_file(base / "source" / ONE_FILE)
         else:
             shutil.copytree(REPO / "launcher", base / "source" / "launcher")
         for file in script.parent.glob("*.py"):  # a source_dir: the script and its modules
@@ -196,8 +194,7 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch):
 @pytest.mark.torch  # doctor imports it
 def test_doctor_as_the_entry_point(train, script, tmp_path):
     """docs/debugging.md: a shell script beside the one file, and nothing else of the estimator."""
-    one_file = script("", "launcher.py")
-    subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
+    make_one_file(tmp_path / "launcher.py")
     (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
     line = line.replace("python", sys.executable, 1)
     run = {"sagemaker_program": "script.sh", "epochs": 3}
@@ -214,10 +211,9 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
     assert "A job would run on 127.0.0.2" in second.out
 
 
-def test_a_shell_script_that_ends_with_the_launcher(train, script, pretend_torch):
+def test_a_shell_script_that_ends_with_the_launcher(train, script, tmp_path, pretend_torch):
     """docs/guide.md: run.sh, which installs something first and passes the hyperparameters on."""
-    one_file = script("", "launcher.py")
-    subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
+    make_one_file(tmp_path / "launcher.py")
     (lines,) = code(REPO / "docs" / "guide.md", "sh")
     lines = lines.replace("python3", sys.executable).replace("more-requirements.txt", os.devnull)
     lines = lines.replace("pip install", f"{sys.executable} -m pip install", 1)

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from conftest import OPTIONS, REPO, WITH_LOG_DIR, poll, write_config
+from conftest import OPTIONS, REPO, WITH_LOG_DIR, make_one_file, poll, write_config
 
 from cluster.engine import LABEL
 
@@ -245,8 +243,7 @@ class Job(dict[str, Host]):
                 shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
                 host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
             elif how in (ONE_FILE, CHANNEL):
-                out = host.opt_ml / "source" / "launcher.py"
-                subprocess.run([sys.executable, REPO / "bundle" / "build.py", out], check=True)
+                out = make_one_file(host.opt_ml / "source" / "launcher.py")
                 host.hyperparameters["sagemaker_program"] = "launcher.py"
             if how == CHANNEL:
                 host.channels["launcher"] = host.opt_ml.parent / "launcher"
