@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, completed
+from conftest import LAUNCHER, REPO
 
 with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
     patch.syspath_prepend(str(REPO / "launcher" / "run"))
@@ -248,14 +248,3 @@ def test_a_launcher_below_another_has_no_logs(start, script):
     host = start(*words, LAUNCHER_LOG_DIR="logs")
     assert host.wait() == 0, host.log()
     assert host.out.count("inner\n") == 1 and log_of(0).read_text() == host.out
-
-
-@pytest.mark.torch
-def test_the_hosts_of_local_have_both_names(script):
-    path = script("import os; print('hello', os.environ['RANK'])")
-    words = ("--launcher-log-dir", "logs", "--launcher-log-prefix", "true")
-    done = completed(*LAUNCHER, "local", "--hosts", "2", "--", *words, path)
-    for rank in (0, 1):
-        assert f"algo-{rank + 1} | [rank {rank}] hello {rank}\n" in done.stdout
-        path = Path("logs", f"algo-{rank + 1}", "attempt-1", f"rank-{rank}.log")
-        assert path.read_text() == f"hello {rank}\n"

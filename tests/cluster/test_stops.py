@@ -1,7 +1,7 @@
 """SIGTERM to PID 1, as SageMaker stops a job: before, at and after every stage of it."""
 
 import pytest
-from conftest import more, poll
+from conftest import more
 
 from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, SLACK, TRAIN
 
@@ -32,12 +32,6 @@ os._exit(0)  # Python takes torch apart for up to 2 s here, which is the script'
 """
 
 
-def assert_ended_within(host, seconds):
-    assert host.wait() == STOPPED, host.log()
-    assert host.ended_at - host.stop_sent < seconds + SLACK, host.log()
-    assert host.failure is None
-
-
 @pytest.mark.parametrize(
     ("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), more(AWS, 5), more(CHANNEL, 5)]
 )
@@ -66,20 +60,6 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         whole = [path.read_text() for path in (host.opt_ml / "model").iterdir()]
         assert len(whole) == 2
         assert all(text.endswith("parameters\nend\n") for text in whole)
-
-
-def test_a_stop_while_the_toolkit_installs_requirements(job):
-    job.add("algo-1")
-    job.will_run("raise SystemExit('this must not be started')", TRAIN)
-    host = job["algo-1"]
-    host.write("source/requirements.txt", "./slow\n")
-    slow = "open('/opt/ml/output/installing', 'w')\nimport time; time.sleep(600)\n"
-    host.write("source/slow/setup.py", slow)
-    host.environment["PIP_NO_BUILD_ISOLATION"] = "0"  # which is how pip spells true
-    job.start()
-    poll(lambda: (host.opt_ml / "output" / "installing").exists())
-    host.stop()
-    assert_ended_within(host, 2)
 
 
 def test_awss_own_pid_1_passes_no_stop_on(job, aws_image):
