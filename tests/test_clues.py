@@ -14,57 +14,28 @@ from network import in_namespaces
 
 from launcher.run import clues
 
-# Mounts a tmpfs of these options at a folder, runs a command, and shows the failure file.
+# Mounts a volume at a folder, runs a command, and shows the failure file.
 ON_A_VOLUME = """
-mount -t tmpfs -o "$1" volume "$2" && mkdir "$2/output"; folder=$2; shift 2
-"$@"; code=$?; ls "$folder/output"; cat "$folder/output/failure"; exit $code
+mount -t tmpfs -o size=1m volume volume && mkdir volume/output
+"$@"; code=$?; ls volume/output; cat volume/output/failure; exit $code
 """
-
-
-@pytest.fixture
-def on_volume(start, tmp_path):
-    """Run a job to its end whose output folder is on a volume: its first host, exit code 1."""
-
-    def run(options, *args, **environ):
-        folder = tmp_path / "volume"
-        folder.mkdir()
-        in_it = ["unshare", "--mount", "sh", "-c", ON_A_VOLUME, "sh", options, str(folder)]
-        output = str(folder / "output")
-        host = start(*args, command=[*in_it, *LAUNCHER], SM_OUTPUT_DIR=output, **environ)
-        assert host.wait() == 1, host.log()
-        return host
-
-    return run
-
-
 FILLS = """
 with open("volume/checkpoint.pt", "wb", buffering=0) as file:
     while True:
         file.write(bytes(4096))
 """
-FILLS_INODES = """
-for number in range(1000):
-    open(f"volume/{number}", "w").close()
-"""
 
 
 @in_namespaces
-@pytest.mark.parametrize(
-    ("options", "text", "says"),
-    [
-        ("size=1m", FILLS, "volume is full (0 of 1 MiB free)\n"),
-        ("nr_inodes=20", FILLS_INODES, "volume is full (0 of 20 inodes free)\n"),
-    ],
-    ids=["space", "inodes"],
-)
-def test_a_volume_that_ranks_have_filled_is_in_the_failure_file_on_it(
-    on_volume, script, options, text, says
-):
-    host = on_volume(options, "--train-script", script(text))
-    assert host.out.startswith(
-        "failure\nlocalhost, rank 0 (local rank 0) failed with OSError: [Errno 28"
-    )
-    assert host.out.splitlines(keepends=True)[1].endswith(says), host.log()
+def test_a_volume_that_ranks_have_filled_is_in_the_failure_file_on_it(start, script, tmp_path):
+    (tmp_path / "volume").mkdir()
+    command = ["unshare", "--mount", "sh", "-c", ON_A_VOLUME, "sh", *LAUNCHER]
+    output = str(tmp_path / "volume" / "output")
+    host = start("--train-script", script(FILLS), command=command, SM_OUTPUT_DIR=output)
+    assert host.wait() == 1, host.log()
+    name, line = host.out.splitlines()[:2]
+    assert name == "failure" and line.endswith("volume is full (0 of 1 MiB free)"), host.log()
+    assert line.startswith("localhost, rank 0 (local rank 0) failed with OSError: [Errno 28")
 
 
 SMALL_SHM = "mount -t tmpfs -o size=16m shm /dev/shm; "
@@ -94,7 +65,8 @@ def notes():
         path = Path(os.environ["TMPDIR"]) / "script.py"  # where any user may read it
         path.parent.chmod(0o755)
         path.write_text(text)
-        mounts = "mkdir volume && mount -t tmpfs -o size=1m volume volume && chmod 777 volume"
+        mount = "mount -t tmpfs -o size=1m,nr_inodes=20 volume volume"
+        mounts = f"mkdir volume && {mount} && chmod 777 volume"
         in_it = ["unshare", "--mount", "bash", "-c", f'{mounts}; ulimit -u 60; exec "$@"', "bash"]
         ran = run_as_rank([*in_it, *prefix, sys.executable, RANK, "script", str(path)])
         (end,) = (message["end"] for message in ran.told if "end" in message)
@@ -120,6 +92,7 @@ except OSError as error:
         # Without a name; of the open file, by its relative path; behind other exceptions.
         (FILL, FULL),
         ("f = open('volume/x', 'wb', 0)\nwhile True: f.write(bytes(4096))", FULL),
+        ("for n in range(20): open(f'volume/{n}', 'w')", "volume is full (0 of 20 inodes free)"),
         ("import shutil\n" + TRIES.format("shutil.copy(__file__, 'volume/y')"), FULL),
         ("import sys" + TRIES.format("sys.exit(1)"), FULL),
         (TRIES.format("raise RuntimeError('not saved') from None"), FULL),
@@ -134,7 +107,7 @@ except OSError as error:
         ("import os\nos.remove('nothing')", ""),
         ("raise OSError(28, 'inotify watch limit reached', '/proc')", ""),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_the_volume_is_named_that_is_full_if_the_error_comes_from_it(notes, text, says):
     found = notes(text)
