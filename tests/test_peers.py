@@ -455,13 +455,6 @@ def test_times_within_a_line_do_not_make_another_failure_of_it():
         first.clears(HOSTS, attempt, 10 * attempt + 1)
 
 
-def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
-    first = restarting()
-    first.clears(HOSTS, 1, 20)
-    assert first.state.attempt == 2
-    assert first.hears(THIRD, OWN, 20.2) == everywhere(End(2, OWN.result))
-
-
 # Which rank had departed; which make no progress; stacks.
 
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"

@@ -321,12 +321,6 @@ def test_a_stop_before_ranks_run_is_said():
     assert host.lines == ["SIGTERM (signal 15): stopping before any rank of algo-1 has started."]
 
 
-def test_a_stop_during_a_restart_leaves_the_restarts_end_to_clear():
-    """If there is no restart, the coordinator gives no other."""
-    host = running().at(5.0, RESTART, Stop(TERM), *(one._replace(number=2) for one in CLEARED))
-    assert host.told == [Cleared(1, 0)]
-
-
 def test_processes_that_survive_are_given_up():
     host = running().at(5.0, FAILURE, CLEARED[0], KeeperCleared(1, 1, 2))
     assert host.told == [Cleared(1, 2)] and host.lines == [

@@ -116,15 +116,6 @@ def test_all_join_fail_together_and_leave(job):
     assert job.result() == Result(3, "rank 1 failed\n")
 
 
-def test_what_the_hosts_have_decided_stays_when_the_first_ones_launcher_fails(job):
-    first, *_ = job.join()
-    job.all_join()
-    first.say(Failure(Cause.OWN, 3, "rank 1 failed"))
-    job.wait(lambda: first.result)
-    first.channel.report_last(Failure(Cause.OWN, 70, "the launcher failed"))
-    assert job.result() == Result(3, "rank 1 failed\n")
-
-
 def limits(connection):
     """Return when the kernel probes, how often, and when it gives up: s."""
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
