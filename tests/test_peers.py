@@ -102,12 +102,12 @@ class Host:
             actions = self.hears(host, message, now)
         return actions
 
-    def clears(self, hosts, number, now=0, survivors=0):
+    def clears(self, hosts, number, now=0):
         """Hear that hosts have cleared; return what the last one brings."""
         *others, last = hosts
         for host in others:
-            assert self.hears(host, Cleared(number, survivors), now) == ()
-        return self.hears(last, Cleared(number, survivors), now)
+            assert self.hears(host, Cleared(number, 0), now) == ()
+        return self.hears(last, Cleared(number, 0), now)
 
     def waits_until(self, due):
         """Return what is done at a time, before which nothing was due."""
@@ -165,8 +165,8 @@ def everywhere(message):
     return (Send((*HOSTS[1:], FIRST), message),)
 
 
-def here(message, host=FIRST):
-    return (Send((host,), message),)
+def here(message):
+    return (Send((FIRST,), message),)
 
 
 def lost(host, how="was lost: its launcher died"):

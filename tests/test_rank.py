@@ -42,14 +42,14 @@ def plain(*args, target=("script",), flags=()):
     return subprocess.run(argv, capture_output=True, text=True, timeout=60)
 
 
-def as_a_rank(*args, target=("script",), flags=(), **env):
+def as_a_rank(*args, **env):
     """Run it by rank.py, with the watch in it; there is a file `heard` once that can be asked."""
 
     def hears(message):
         if "watch" in message:
             Path("heard").touch()
 
-    argv = [sys.executable, *flags, RANK, target[0], *args]
+    argv = [sys.executable, RANK, "script", *args]
     return run_as_rank(argv, {**os.environ, "LAUNCHER_WATCHER": WATCHER, **env}, hears)
 
 

@@ -25,8 +25,7 @@ SLACK = 60 if "PYTEST_XDIST_WORKER" in os.environ else 0
 TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir
 ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code
 AWS = "train as in AWS's image"  # in conftest's aws_image, with the launcher in the source_dir
-ONE_FILE = "train with one file"  # beside the script, in any image with the toolkit
-CHANNEL = "train below the init of a channel's file"  # one file again, and no launcher in the image
+CHANNEL = "train below the init of a channel's file"  # one file, and no launcher in the image
 INIT_OF_A_CHANNEL = ["python3", "/opt/ml/input/data/launcher/launcher.py", "init"]
 FOUND = """
 import psutil
@@ -242,10 +241,9 @@ class Job(dict[str, Host]):
             if how == AWS:
                 shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
                 host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
-            elif how in (ONE_FILE, CHANNEL):
+            elif how == CHANNEL:
                 out = make_one_file(host.opt_ml / "source" / "launcher.py")
                 host.hyperparameters["sagemaker_program"] = "launcher.py"
-            if how == CHANNEL:
                 host.channels["launcher"] = host.opt_ml.parent / "launcher"
                 host.channels["launcher"].mkdir()
                 shutil.copy(out, host.channels["launcher"])

@@ -158,11 +158,11 @@ class Rank(Process):
             self.succeeds = True
             self._end_script()
 
-    def _end_script(self, code: int = 0, later: float = 0.0) -> None:
+    def _end_script(self, later: float = 0.0) -> None:
         """Say that the script has ended; end."""
         self.script_ended = self.clock.now
         self._say(script_ended=True)
-        self.clock.after(later, self.end, code)
+        self.clock.after(later, self.end, 0)
 
     # What others do to it
 
