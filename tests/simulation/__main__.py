@@ -13,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from simulation.job import Job
 from simulation.plan import read, written
 from simulation.planting import HERE, cases, planted
 from simulation.search import report, run, search, smaller, told
@@ -74,7 +75,7 @@ def main() -> int:
     if chosen.replay:
         plan = read(chosen.replay)
         print(*told(plan), sep="\n")
-        return 1 if run(plan) else 0
+        return 1 if run(Job(plan)) else 0
     if chosen.mistakes:
         return how_soon(chosen.jobs)
     return many(chosen.jobs, chosen.seed, chosen.processes)

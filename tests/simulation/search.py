@@ -22,10 +22,10 @@ class Found(NamedTuple):
     jobs: int
 
 
-def run(plan: Plan) -> list[Broken]:
-    """Run one job; return the promises that it breaks."""
+def run(job: Job) -> list[Broken]:
+    """Run a job; return the promises that it breaks; what it raises is one of these."""
     try:
-        return broken(Job(plan).run())
+        return broken(job.run())
     except Exception:
         return [Broken("Nothing raises", traceback.format_exc())]
 
@@ -35,7 +35,7 @@ def search(seed: int, jobs: int) -> Found | None:
     by = random.Random(seed)
     for count in range(1, jobs + 1):
         plan = drawn(by)
-        found = run(plan)
+        found = run(Job(plan))
         if found:
             return Found(plan, found, count)
     return None
@@ -45,7 +45,7 @@ def smaller(found: Found) -> Found:
     """Make a plan as small as it can be that still breaks the same promise."""
     promise = found.broken[0].promise
     for plan in _simpler(found.plan):
-        still = run(plan)
+        still = run(Job(plan))
         if still and still[0].promise == promise:
             return smaller(Found(plan, still, found.jobs))
     return found
@@ -71,12 +71,9 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
 
 
 def told(plan: Plan) -> list[str]:
-    """Return a job's trace, and the promises that it breaks; what it raises is one of these."""
+    """Return a job's trace, and the promises that it breaks."""
     job = Job(plan, trace=True)
-    try:
-        found = broken(job.run())
-    except Exception:
-        found = [Broken("Nothing raises", traceback.format_exc())]
+    found = run(job)
     return [*(job.watch.trace or ()), *(f"{one.promise}: {one.how}" for one in found)]
 
 
