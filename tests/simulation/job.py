@@ -7,8 +7,7 @@ import signal
 from typing import Any, Callable
 
 from simulation.clock import Clock
-from simulation.faults import LASTING, Fault, What
-from simulation.keeper import of as keeper_of
+from simulation.faults import LASTING, PAUSES, Fault, What
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
 from simulation.network import Network
@@ -90,7 +89,8 @@ class Job:
     def _happens(self, fault: Fault, machine: Machine) -> None:
         self.watch.note(f"FAULT: {fault.what.value}", machine.name)
         whose, act = _TO_A_PROCESS.get(fault.what, ("", None))
-        keeper = keeper_of(machine, fault.local_rank)
+        running = {one.local_rank: one for one in machine.keepers if one.runs}
+        keeper = running.get(fault.local_rank)
         of_rank = {"keeper": keeper, "stub": keeper and keeper.parent}
         process: Any = of_rank[whose] if whose in of_rank else getattr(machine, whose, None)
         if act is None:
@@ -158,10 +158,6 @@ def _hold(torchrun: Any, fault: Fault) -> None:
     torchrun.hold(fault.amount)
 
 
-def _stand_still(launcher: Any, fault: Fault) -> None:
-    launcher.stand_still(fault.amount)
-
-
 # What happens to one process of a host, if that runs.
 _TO_A_PROCESS: dict[What, tuple[str, Callable[[Any, Fault], None]]] = {
     What.TORCHRUN_KILLED: ("torchrun", _signal(signal.SIGKILL)),
@@ -174,8 +170,7 @@ _TO_A_PROCESS: dict[What, tuple[str, Callable[[Any, Fault], None]]] = {
     What.KEEPER_HANGS: ("keeper", _hang),
     What.STUB_KILLED: ("stub", _signal(signal.SIGKILL)),
     What.LAUNCHER_KILLED: ("launcher", lambda launcher, _: launcher.die()),
-    What.LAUNCHER_STOPS: ("launcher", _stand_still),
-    What.LAUNCHER_PAUSES: ("launcher", _stand_still),
+    **dict.fromkeys(PAUSES, ("launcher", lambda one, fault: one.stand_still(fault.amount))),
     What.LAUNCHER_FAILS: ("launcher", lambda launcher, _: launcher.fail()),
     **dict.fromkeys((What.STOP, What.STOP_ALL), ("launcher", _signal(signal.SIGTERM))),
     **dict.fromkeys((What.CTRL_C, What.CTRL_C_THRICE), ("launcher", _signal(signal.SIGINT))),

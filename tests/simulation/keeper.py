@@ -6,7 +6,7 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
-from simulation.machine import Machine, Process
+from simulation.machine import Process
 from simulation.ranks import Rank
 from simulation.system import Pipe
 
@@ -173,9 +173,3 @@ class Keeper(Process):
     def on_end(self) -> None:
         """Have the launcher notice."""
         self._pipe.close()
-
-
-def of(machine: Machine, local_rank: int) -> Keeper | None:
-    """Return a keeper of a host that runs."""
-    found = [one for one in machine.keepers if one.local_rank == local_rank and one.runs]
-    return found[0] if found else None
