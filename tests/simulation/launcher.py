@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs import job_of
 
@@ -58,8 +58,7 @@ class Launcher:
             verbose=job.watch.trace is not None,
             **job.plan.options(),
         )
-        system: Any = self.system
-        self.supervisor = Supervisor(seen, {}, system, start_torchrun=start)  # type: ignore[arg-type]
+        self.supervisor = Supervisor(seen, {}, self.system, start_torchrun=start)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 
     @property

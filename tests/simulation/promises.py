@@ -28,11 +28,6 @@ SILENCE = 60.0  # s, until a launcher is lost that says nothing
 __all__ = ["broken", "promises_of_ranks"]
 
 
-def attempt_of(watch: Watch) -> int:
-    """Return the last attempt that was started."""
-    return max((attempt for *_, attempt in watch.started), default=0)
-
-
 @promise("torchrun is started when all hosts have joined")
 def starts_together(watch: Watch) -> Iterator[str]:
     """And agree."""
@@ -63,7 +58,7 @@ def goes_well(watch: Watch) -> Iterator[str]:
 @promise("every rank of every host has succeeded")
 def success_is_true(watch: Watch) -> Iterator[str]:
     """If any host exits with 0."""
-    plan, last = watch.job.plan, attempt_of(watch)
+    plan, last = watch.job.plan, watch.attempt
     for launcher, result in ended(watch):
         if result.exit_code != 0:
             continue
@@ -177,7 +172,7 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     """Or that ended after it, and only one that did, if it says no more than that one broke."""
     if watch.decided is None or "Connection closed by peer" not in watch.decided[1].text:
         return
-    (first, *others), attempt = watch.decided[1].text.splitlines(), attempt_of(watch)
+    (first, *others), attempt = watch.decided[1].text.splitlines(), watch.attempt
     known = [one for one in watch.failures if one.attempt == attempt]
     told = next((one for one in known if one.failure.headline in (first, *others)), None)
     if told is None:
@@ -209,7 +204,7 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
     if len(own) != len(watch.faults) or not named:
         return
     says = {rank: said_at(one) for rank, one in own.items()}
-    last = [rank for rank in own if rank.attempt == attempt_of(watch)]
+    last = [rank for rank in own if rank.attempt == watch.attempt]
     for told in [rank for rank in last if rank.rank == int(named[1])]:
         for rank in last:
             is_before = says[rank] < says[told] - 0.05 and rank.machine is told.machine
@@ -320,7 +315,7 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
     if watch.decided and watch.decided[1].stop_signal:
         known = [one for one in watch.failures if one.time < watch.decided[0]]
         known = [one for one in known if one.failure.cause is not Cause.TORCHRUN_ENDS]
-        last = [one for one in known if one.attempt == attempt_of(watch)]
+        last = [one for one in known if one.attempt == watch.attempt]
         restarts = last and last[0].attempt <= watch.job.plan.max_restarts
         all_of_ranks = all(one.failure.may_restart and not one.failure.broken for one in last)
         if last and known[-1] is last[-1] and not (restarts and all_of_ranks):

@@ -105,6 +105,11 @@ class Watch:
         self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
         self.requests: list[StacksRequest] = []
 
+    @property
+    def attempt(self) -> int:
+        """The last attempt that was started."""
+        return max((attempt for *_, attempt in self.started), default=0)
+
     # What is decided.
 
     @contextlib.contextmanager
@@ -185,9 +190,7 @@ class Watch:
 
     def trains(self) -> None:
         """All ranks run, of one attempt; unless more has failed than a rank it gets quiet."""
-        is_ending = self.failures and self.failures[-1].attempt == max(
-            at for *_, at in self.started
-        )
+        is_ending = self.failures and self.failures[-1].attempt == self.attempt
         broken = any(one.rank is None for one in self.faults)
         if not (broken or self.requests or is_ending or self.job.plan.watch):
             delays = sum(machine.delay for machine in self.job.machines)
