@@ -55,9 +55,13 @@ class Kept:
     def end(self, number=1, signal=TERM, grace=LONG, **how):
         self.send(end={"number": number, "signal": signal, "grace": grace, **how})
 
-    def kill(self, number):
-        self.end(number, at_once=True, grace=0)
+    def clears(self, number=1, **how):
+        """Have it end; see that nothing is left."""
+        self.end(number, **how)
         assert self.wait("cleared") == {"number": number, "survivors": 0}
+
+    def kill(self, number):
+        self.clears(number, at_once=True, grace=0)
 
     def wait(self, name):
         """Return what the next message of this name says."""
@@ -168,8 +172,7 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
         pid = kept.run(environ=environ)
         ended = kept.wait("ended")
         assert ended == {**ended, "code": attempt, "response": ""}
-        kept.end(attempt)
-        assert kept.wait("cleared") == {"number": attempt, "survivors": 0}
+        kept.clears(attempt)
         printed(f"['{attempt}', None, '1']")
         printed(f"own {pid} {pid} {pid}")
     names = [next(iter(one)) for one in kept.told]
@@ -186,8 +189,7 @@ def test_a_script_that_cannot_be_started_is_said_once_and_leaves_no_file_open(st
         kept.send(run=RUN)
         assert kept.wait("ended")["code"] == 126
         assert len(os.listdir(f"/proc/{kept.pid}/fd")) == count
-        kept.end(more)
-        kept.wait("cleared")
+        kept.clears(more)
     lines = [one["log"] for one in kept.told if "log" in one]
     assert {line[:46] for line in lines} == {"rank 0 cannot be started (Too many open files)"}
     assert len(lines) == 6
@@ -352,8 +354,7 @@ def test_what_is_left_without_its_main_thread_is_ended_too(start):
     kept.run()
     kept.wait("ended")
     poll(lambda: list(map(has_ended, kept.left)) == [True], SECONDS)  # as its state says
-    kept.end(grace=0)
-    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    kept.clears(grace=0)
     assert kept.leave() == 0
     poll(nothing_is_left)
 
@@ -555,8 +556,7 @@ def test_no_bytes_of_a_script_end_its_keeper(start, kind):
     kept = start(SAYS.format(count=count, data=BYTES[kind], then=closes))
     kept.run()
     assert kept.wait("ended")["code"] == 5
-    kept.end()
-    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    kept.clears()
 
 
 def test_what_a_launcher_does_not_read_is_bounded_and_the_end_is_not_lost(start):
@@ -745,8 +745,7 @@ def test_a_daemon_that_never_stops_printing_keeps_nobody_waiting(start):
         kept = start(DAEMON.format(how="daemon", at_term=prints), stdout=console, stderr=console)
         kept.run()
         assert kept.wait("ended")["code"] == 0
-        kept.end(grace=0.5)
-        assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+        kept.clears(grace=0.5)
 
 
 def test_a_script_that_prints_100_mb_and_is_killed_loses_none_of_it(start, tmp_path):
