@@ -183,11 +183,13 @@ class Running:
         """Return when ranks noted that, once as many have; or [] after so many seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
+            # Before the look at the files: ranks may note it, and all end, in between.
+            have_ended = alive and all(launcher.poll() is not None for launcher in self._launchers)
             paths = [self._folder / f"{what}-{rank}" for rank in self._all]
             found = [path for path in paths if path.exists()]
             if len(found) >= wanted:
                 return [float(path.read_text()) for path in found]
-            if alive and all(launcher.poll() is not None for launcher in self._launchers):
+            if have_ended:
                 return []
             time.sleep(0.005)
         return []

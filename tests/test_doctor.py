@@ -14,6 +14,7 @@ import pytest
 from conftest import LAUNCHER, REPO, completed, findings, free_port, has_ended, poll
 
 from launcher.host.child import Answer, ask
+from launcher.host.signals import Signals
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 from launcher_tools import doctor
@@ -432,6 +433,13 @@ def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):
     doctor.run([], dict(os.environ), SimpleNamespace(stop=0))
     release.set()
     assert "warning  disk       could not be checked within 70 s" in capfd.readouterr().out
+
+
+def test_a_stop_ends_the_wait_for_a_check(monkeypatch):
+    monkeypatch.setattr(Signals, "stop", signal.SIGTERM)
+    release = threading.Event()
+    assert checks.at_once(lambda name: release.wait(60), ["disk"], 60) == {}
+    release.set()
 
 
 def test_an_error_of_a_check_is_not_taken_for_a_hang():

@@ -153,6 +153,8 @@ TOLD = [
     (TWO, "--launcher-log-dir /logs", {}, {"log-dir": None}),
     (TWO, "--launcher-log-dir /logs", {"PET_TEE": "0"}, {"log-dir": None}),
     (TWO, "--launcher-log-dir /logs", {"PET_REDIRECTS": "1"}, {"log-dir": "/logs"}),
+    (TWO, "--launcher-log-dir /logs", {"PET_LOGS_SPECS": "default"}, {"log-dir": None}),
+    (TWO, "--launcher-log-dir /logs", {"PET_LOGS_SPECS": "mine"}, {"log-dir": "/logs"}),
     (
         *(TWO, "--launcher-log-dir /logs '--launcher-torchrun-args=--role x --tee=3'", {}),
         {"log-dir": "/logs", "tee": "3"},

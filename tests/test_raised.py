@@ -362,6 +362,12 @@ def test_what_only_collectives_say_may_be_secondary_wherever_it_is_raised(said, 
     assert any(map(raised.is_secondary, raised.read([raised.Link("RuntimeError", told)])))
 
 
+def test_another_connection_s_error_is_the_rank_s_own():
+    frames = f'  File "{SITE}/torch/distributed/distributed_c10d.py", line 7, in f\n    work.wait()'
+    link = raised.Link("aiohttp.ClientConnectionResetError", "cannot write to a closing transport")
+    assert not raised.is_secondary(link._replace(frames=frames))
+
+
 SAID = [("ConnectionResetError", "[Errno 104] Connection reset by peer"), ("EOFError", "")]
 SAID += [("BrokenPipeError", "[Errno 32] Broken pipe"), ("RuntimeError", "Socket Timeout")]
 PLACES = [

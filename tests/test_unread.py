@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import LAUNCHER, poll
+from conftest import LAUNCHER, completed, poll
 
 from launcher.errors import STOPS
 from launcher.host.stepping import Stepping
@@ -45,6 +45,47 @@ def test_threads_take_no_signals():
     masks = queue.Queue()
     background.start(lambda: masks.put(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     assert {*STOPS, signal.SIGCHLD} <= masks.get(timeout=60)
+
+
+LAST_WORDS = """
+import os, sys
+from types import SimpleNamespace
+from launcher.host.system import System
+from launcher.run.torchrun import Torchrun
+argv = [sys.executable, "-c", "import sys; sys.stderr.write(" + sys.argv[1] + "); sys.exit(1)"]
+system = SimpleNamespace(start_thread=System.start_thread)
+torchrun = Torchrun(system, argv, os.environ, "", sys.argv[2])
+os.waitpid(torchrun.pid, 0)
+print(torchrun.words())
+"""
+
+
+@pytest.mark.parametrize(
+    ("writes", "words"),
+    [
+        ("'a line\\n' * 20_000 + 'the last words\\n'", "the last words"),
+        ("'x' * 200_000 + '\\nthe last words'", "the last words"),
+        ("'10%\\r20%\\rtorchrun: error: no such option\\n \\n'", "no such option"),
+        ("''", ""),
+    ],
+)
+def test_the_last_words_of_torchrun_count_however_much_it_has_written(tmp_path, writes, words):
+    done = completed(sys.executable, "-c", LAST_WORDS, writes, tmp_path, timeout=60)
+    assert done.stdout == f"{words}\n"
+    assert done.stderr.count("a line\n") == 20_000 * writes.count("a line")
+
+
+ON_STDERR = """
+import sys
+sys.stderr.write("one of many lines\\n" * 250_000)
+"""
+
+
+@pytest.mark.torch
+def test_what_torchrun_copies_to_stderr_arrives_whole(script):
+    words = (*LAUNCHER, "--train-script", script(ON_STDERR), "--launcher-torchrun-args", "--tee 3")
+    done = completed(*words, timeout=120)
+    assert done.stderr.count("one of many lines\n") == 250_000
 
 
 WRITES = """

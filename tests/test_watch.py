@@ -569,6 +569,13 @@ def test_a_request_for_stacks():
     assert "no stack" in watch.text(6, "S")
 
 
+def test_ranks_get_the_signal_if_one_of_several_requests_allows_it():
+    watch = watching(7, signal=61)
+    for number, may_signal in ((3, True), (4, False)):
+        watch.request_stacks(CollectStacks(number, may_signal), 100)
+    assert watch.signals_due(100.5) == {7: 61}
+
+
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
     watch = watching(7, 8, signal=61)
     message = watch.request_stacks(CollectStacks(3, False), 100)

@@ -37,9 +37,10 @@ def register(environ: Mapping[str, str]) -> Report:
     name, _, token = environ.get(INIT, "").partition(":")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)  # an init that is suspended holds up no launcher
-    with contextlib.suppress(OSError):  # there is no init, or that of this variable has ended
-        connection.connect("\0" + name)
-        connection.send(token.encode() + b"\n")
+    with contextlib.suppress(OSError):  # the init of this variable has ended
+        if name:
+            connection.connect("\0" + name)
+            connection.send(token.encode() + b"\n")
 
     def report(result: Result | None) -> None:
         message = b"%d %d" % (result.exit_code, result.stop_signal) if result else _NO_JOB
@@ -68,7 +69,7 @@ class LauncherRegistry(Lobby[_Launcher]):
         listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
         listener.listen()
         self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
-        super().__init__(selector, _Launcher, self._take, self._lost)
+        super().__init__(selector, _Launcher, self._take, lambda this, _: self._take(this, b""))
         self.listen(listener)
 
     @property
@@ -77,6 +78,7 @@ class LauncherRegistry(Lobby[_Launcher]):
         return [each.pid for each in self.connections if each.pid]
 
     def _take(self, connection: _Launcher, line: bytes) -> None:
+        """Handle a line; the last one, of a connection that has ended, is empty."""
         if connection.pid:
             if found := _RESULT.fullmatch(line):
                 self.result = Result(int(found[1]), stop_signal=int(found[2]))
@@ -90,6 +92,3 @@ class LauncherRegistry(Lobby[_Launcher]):
                 self._joined(pid)
                 return
         connection.close()
-
-    def _lost(self, connection: _Launcher, _: Exception) -> None:
-        self._take(connection, b"")  # its last words: none

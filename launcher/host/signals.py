@@ -20,8 +20,8 @@ class Signals:
     """Records signals and ends of children from its creation on; a selector can wait for it.
 
     Python itself writes each signal's number to a pipe (signal module, set_wakeup_fd), and `take`
-    reads it there. `stop` is the number of the first stop of this process, 0 if none has arrived:
-    the class has it, for all that wait for something that may take long (child.py).
+    reads it there. `stop` is the number of the first stop of this process, 0 if none has arrived.
+    It belongs to the class, so that whatever may wait long can look at it (child.py).
     """
 
     stop = 0

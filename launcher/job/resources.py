@@ -28,7 +28,7 @@ from launcher.text.words import is_loopback
 # Seconds. nvidia-smi has been seen to block on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
-_printed: dict[str, str] = {}  # by drivers' commands, by their paths
+_printed: dict[str, str] = {}  # what drivers' commands have printed, by the commands' paths
 _TORCHRUN = os.path.join("distributed", "run.py")
 _DEVICE = re.compile(r"^ *(GPU|MIG) (?:\d+: )?(.*?) *(?:\(UUID: ([^)\s]+)\))?$", re.MULTILINE)
 

@@ -48,7 +48,8 @@ class JobInput(NamedTuple):
     words: Sequence[str]  # the arguments, hyperparameters first
     variables: Mapping[str, str] = {}  # that the toolkit's `train` would have added
     lines: Sequence[str] = ()  # for the log
-    hint: str = ""  # for an error in the job: a script in SM_HPS alone, or these files
+    # What an error in the job adds: that SM_HPS alone names the script, or which files were read.
+    hint: str = ""
     home: str = ""  # the folder where `train` would have put the code and run
 
 

@@ -15,8 +15,8 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 class Connection(LineSocket):
     """One end; `host` is the host at the other end, "" until that has said its name.
 
-    `own_address` is this end's, from then on. `received_at` is when a line last arrived, infinite
-    if none has.
+    `own_address` is this end's, known once it is a host's. `received_at` is when a line last
+    arrived, infinite if none has.
     """
 
     limit = 1 << 16  # bytes
@@ -25,7 +25,7 @@ class Connection(LineSocket):
     _stopped_reading = False  # the other end
 
     def admit(self, host: str, timeout: int) -> None:
-        """From now on it is a host's; it ends if the kernel there is silent for `timeout` s."""
+        """Make it a host's; it ends if the kernel there does not answer for `timeout` seconds."""
         self.host, self.is_stranger = host, False
         between = max(1, timeout // _PROBES)
         options = {

@@ -240,7 +240,7 @@ def of_rank(
 ) -> Failure:
     """Return why the job fails if a rank is the cause, which `who` names.
 
-    It failed `seconds` after the job's start on its host.
+    It failed `seconds` after torchrun's start on its host.
     """
     code = failure_code(exit_code_of(end.exit_code))
     how, see = raised.headline(end.chain), ""

@@ -134,8 +134,9 @@ class Keepers(Lobby[_Connection]):
             return self._said(connection, line[1:])
         message = decoded(line)
         if "want_stacks" in message:
-            connection.wants_stacks, connection.is_stranger = True, False
-            return StacksRequest()  # the coordinator takes several for one
+            has_asked, connection.wants_stacks = connection.wants_stacks, True
+            connection.is_stranger = False
+            return None if has_asked else StacksRequest()  # the coordinator takes several for one
         if "hello" in message:
             hello = message["hello"]
             fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}

@@ -200,7 +200,8 @@ class Supervisor(Stepping):
             self._channel.report_last(failure)
             self._channel.close()
         self._keepers.close()
-        self._kill_torchrun(below=False)  # there keepers give their ranks the grace
+        has_succeeded = self.state.result == SUCCESS
+        self._kill_torchrun(below=has_succeeded)  # else keepers there give their ranks the grace
         selector = self._system.selector
         for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)
@@ -314,7 +315,7 @@ class Supervisor(Stepping):
         self._plan = plan
         folder = job.options.folder
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
-        self._open.callback(self._torchrun.close)
+        self._open.callback(self._torchrun.drain)
 
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""

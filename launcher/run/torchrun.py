@@ -23,7 +23,7 @@ from launcher.text import log
 ERROR_FILE = "torchrun.json"
 _FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
 _COPY_SECONDS = 0.5  # until its last words are copied
-_LONGEST_LINE = 1 << 16  # bytes of its stderr
+_PIECE = 1 << 16  # bytes of its stderr
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
 _OF_CHILDREN = "ChildFailedError"  # the launcher knows more about it
 
@@ -55,16 +55,25 @@ class Torchrun:
             os.close(stderr)
 
     def _copy(self) -> None:
-        """Copy its stderr into ours, no faster than that is read."""
-        with open(self._stderr, "rb") as stderr:
-            while line := stderr.readline(_LONGEST_LINE):
-                while not log.relay(line):
-                    time.sleep(_FULL_SECONDS)
-                self._last_line = line if line.strip() else self._last_line
+        """Copy its stderr into ours, in pieces of whole lines, while somebody reads those."""
+        rest = b""
+        with open(self._stderr, "rb", buffering=0) as stderr:
+            while data := stderr.read(_PIECE):
+                lines, newline, rest = (rest + data).rpartition(b"\n")
+                if len(rest) > _PIECE:  # a line without an end
+                    lines, newline, rest = rest, b"", b""
+                self._relay(lines + newline)
+        self._relay(rest)
+
+    def _relay(self, text: bytes) -> None:
+        while text and not log.relay(text):
+            time.sleep(_FULL_SECONDS)
+        lines = [line for line in text.splitlines() if line.strip()]
+        self._last_line = lines[-1] if lines else self._last_line
 
     def words(self) -> str:
         """Return why it has ended, in its own words."""
-        self.close()
+        self.drain()
         with (
             contextlib.suppress(OSError, ValueError, KeyError, TypeError),
             open(self._error_file, encoding="utf-8", errors="replace") as file,
@@ -73,7 +82,7 @@ class Torchrun:
         line = self._last_line.decode(errors="replace").strip()
         return _OF_ARGPARSE.sub("", line).strip("=")  # the line below a report of its children
 
-    def close(self) -> None:
+    def drain(self) -> None:
         """Wait a moment for the end of its stderr, which its processes may still hold open."""
         self._copier.join(_COPY_SECONDS)
 

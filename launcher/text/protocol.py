@@ -110,7 +110,9 @@ T = TypeVar("T", bound=LineSocket)
 
 
 class Lobby(Generic[T]):
-    """Accepts connections of a kind, which call `take` and `lost`; connection_on(socket) makes one.
+    """Accepts connections, made as `kind`, that call `take` and `lost`.
+
+    connection_on(socket) makes one of a socket from elsewhere.
 
     There is room for so many, or, with 0, for so many strangers that they take a quarter of the
     descriptors. When there is none, or no descriptor is free, the oldest stranger makes way: so

@@ -39,8 +39,8 @@ class Program(Process):
         """Return why it has ended, in its own words."""
         return self.error
 
-    def close(self) -> None:
-        """There is nothing to close."""
+    def drain(self) -> None:
+        """There is nothing to copy."""
 
 
 class Torchrun(Program):
