@@ -161,10 +161,7 @@ class Supervisor(Stepping):
             self._cannot_start(self.state.job.error)
 
     def _due(self) -> float:
-        due = min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
-        if isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs:
-            due = min(due, self._system.now() + _LOOK_SECONDS)
-        return due
+        return min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
 
     def _do_what_is_due(self) -> None:
         now = self._system.now()
@@ -174,6 +171,7 @@ class Supervisor(Stepping):
             self._channel.tick()
         if now >= self._keepers.watch.due():
             self._watch_ranks(now)
+        # What ends wakes the loop: the end of a connection, or SIGCHLD of a child or an orphan.
         leaves = isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs
         if leaves and self._keepers.are_gone and not self._system.children():
             self.happens(events.NothingLeft())
