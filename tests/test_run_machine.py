@@ -165,13 +165,16 @@ def test_torchrun_is_killed_at_the_end_unless_it_has_output_to_copy(end, grace, 
         ((*WORKS_ON, Stop(TERM)), 143),
         ((WORKS_ON[0], Stop(TERM), *WORKS_ON[1:]), 143),
         ((Stop(TERM), *WORKS_ON), 143),  # they cross
+        ((Stop(TERM), TorchrunEnded(-TERM), *WORKS_ON), 143),  # the stop has ended it, too
+        ((TorchrunEnded(3), Stop(TERM), *WORKS_ON), 3),
     ],
 )
 def test_a_program_that_runs_torchrun_may_work_on_after_a_success(events, code):
     assert machine.due(running(runner=COMPILE).at(5.0, *WORKS_ON).state) == math.inf
     host = running(runner=COMPILE).at(5.0, *events)
     assert host.state.result.exit_code == code
-    assert (KillTorchrun() in host.done) == (code == 143)
+    has_ended = any(isinstance(one, TorchrunEnded) for one in events)
+    assert (KillTorchrun() in host.done) == (code == 143 and not has_ended)
     if code == 143:
         host.at(6.0, TorchrunEnded(-9))
     assert isinstance(host.at(6.0, NothingLeft()).state.phase, Done)

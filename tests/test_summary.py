@@ -31,7 +31,7 @@ def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
     }
     known = {"times": TIMES, "attempt": 1, **known}
     first = machine.begin(job_of("algo-1", hosts), 100.0)
-    return first._replace(result=result, ranks=made, **known)
+    return first._replace(decided=result, ranks=made, **known)
 
 
 def test_a_success():

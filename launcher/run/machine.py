@@ -39,7 +39,7 @@ from launcher.job.job import Job
 from launcher.peers.events import Alone, Time
 from launcher.peers.messages import Cleared, End, Leave, Start, Stop
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, stopped
+from launcher.result.causes import SUCCESS, Cause, Failure, stopped
 from launcher.run import events, ranks, stops, summary
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
@@ -110,7 +110,7 @@ def ended(state: State, event: End, now: float) -> Step:
     if isinstance(phase, (Leaving, Done)):
         return state, ()
     # A restart decides nothing: a stop of this host may be on its way to the coordinator.
-    state = _without_success(state if event.restart else state._replace(result=event.result))
+    state = state if event.restart else state._replace(decided=event.result)
     why, said = _why(event), tuple[Any, ...]()
     if why is Why.RESTART:
         said = (Log(event.restart), Note("restart", cause=event.restart))
@@ -146,16 +146,11 @@ def left(state: State, event: Leave, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Ending):
         return state, ()
-    if event.result.exit_code:  # after a success, the program that ran torchrun may have failed
-        state = state._replace(result=event.result)
-    plan = state.job.plan
-    if phase.why is Why.STOP and _is_success(state) and plan.runner:
-        # The program still works, and the stop came after all ranks of all hosts had succeeded.
-        state = state._replace(result=stopped(phase.signal_number))
+    state, plan = state._replace(decided=event.result), state.job.plan
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # the others do not wait, or are lost; but ranks here are saving
         return state._replace(phase=phase._replace(leave_by=by)), ()
-    code = 0 if _is_success(state) else 1
+    code = 0 if state.result == SUCCESS else 1
     works_on = bool(plan.runner) and not code
     if state.torchrun_runs and (works_on or plan.tees):
         by = math.inf if works_on else now + max(COPY_SECONDS, state.grace(Why.FAILURE))
@@ -190,7 +185,7 @@ def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
 
 def cannot_start(state: State, event: Failure, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    state = state._replace(torchrun_runs=False, result=state.result or event.result)
+    state = state._replace(torchrun_runs=False, decided=state.decided or event.result)
     return state, (event,)
 
 
@@ -200,13 +195,16 @@ def signalled(state: State, event: Stop, now: float) -> Step:
     After a failure the coordinator decides which of the two counts.
     """
     number, phase, name = event.number, state.phase, signal_name(event.number)
-    is_first = not state.stops
+    runner, is_first = state.job.plan.runner, not state.stops
+    works_on = runner and state.result == SUCCESS
     state = state._replace(stops=(*state.stops, (number, now)))
+    if runner:  # also for a success whose End this stop crosses
+        state = state._replace(after=state.after or stopped(number))
     recent = [one for one, at in state.stops if now - at < INTERRUPTS_WITHIN_SECONDS]
     if number == signal.SIGINT and recent.count(number) >= INTERRUPTS_TO_KILL:
         return _interrupted(state, now)
     if isinstance(phase, Joining) or state.goes_on:
-        state = state._replace(result=stopped(number))  # if the coordinator decides nothing else
+        state = state._replace(decided=stopped(number))  # if the coordinator decides nothing else
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         end_number = phase.end_number if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, end_number)
@@ -215,13 +213,12 @@ def signalled(state: State, event: Stop, now: float) -> Step:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: another host may have reported this stop before.
         return state, () if is_first else (Log(line),)
-    if not (state.job.plan.runner and _is_success(state)):
+    if not works_on:
         return state, (Log(f"{name}: the job is already ending."),)
-    # The program still works after a success, and no rank has to save anything.
-    state, actions = state._replace(result=stopped(number)), ()
+    killed: Actions = ()  # no rank has to save anything
     if isinstance(phase, Leaving) and not phase.is_killed:
-        state, actions = _kill_torchrun(state, phase.why, now)
-    return state, (Log(f"{name}: killing {state.job.plan.runner}."), *actions)
+        state, killed = _kill_torchrun(state, phase.why, now)
+    return state, (Log(f"{name}: killing {runner}."), *killed)
 
 
 def _interrupted(state: State, now: float) -> Step:
@@ -410,7 +407,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.plan.runner and event.returncode:
-        state = _without_success(state._replace(failure=_of_torchrun(state, now, *event)))
+        state = state._replace(after=state.after or _of_torchrun(state, now, *event).result)
     if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
@@ -421,16 +418,6 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     if isinstance(phase, Leaving) and not phase.is_killed:
         return _kill_torchrun(state, phase.why, now)
     return state, ()
-
-
-def _without_success(state: State) -> State:
-    """Drop a success after which the program that ran torchrun has failed."""
-    is_failure = state.failure and _is_success(state)
-    return state._replace(result=state.failure.result) if is_failure and state.failure else state
-
-
-def _is_success(state: State) -> bool:
-    return state.result is not None and state.result.exit_code == 0
 
 
 def _of_torchrun(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.job.job import Job
-from launcher.result.causes import Failure, Result
+from launcher.result.causes import SUCCESS, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
 
@@ -95,9 +95,14 @@ class State(NamedTuple):
     torchrun_runs: bool = False
     torchrun_ends: bool = False  # its stubs, as has been reported
     stops: tuple[tuple[int, float], ...] = ()  # that this host itself got: their numbers, and when
-    failure: Failure | None = None  # of the program that runs torchrun
-    result: Result | None = None  # how all hosts end
+    decided: Result | None = None  # how all hosts end
+    after: Result | None = None  # what the program that runs torchrun would make of a success
     cause: str = ""  # that has been logged
+
+    @property
+    def result(self) -> Result | None:
+        """How this host ends: as all do, but a success counts no more than what came after it."""
+        return self.after if self.after and self.decided == SUCCESS else self.decided
 
     @property
     def goes_on(self) -> bool:

@@ -210,7 +210,7 @@ class Supervisor(Stepping):
         if result == SUCCESS and self.state.job.plan.runner and self.state.torchrun_runs:
             result = failure.result  # the program was killed
         self._note(failure.note)
-        self.state = self.state._replace(phase=Done(), result=result)
+        self.state = self.state._replace(phase=Done(), decided=result)
 
     def _own_failure(self, error: Exception) -> Failure:
         for line in traceback_of(error):
