@@ -43,7 +43,7 @@ class KeeperJoined(NamedTuple):
 
 
 class KeeperLost(NamedTuple):
-    """A rank's keeper was killed."""
+    """A rank's keeper has ended: it was killed, or told to leave."""
 
     rank: int
 
@@ -111,11 +111,9 @@ class StartTorchrun(NamedTuple):
 
 
 class RunRanks(NamedTuple):
-    """Have keepers start the script; `port` is that of the attempt's store, 0 for torchrun's."""
+    """Have keepers start the script for the attempt that the state has."""
 
     ranks: Sequence[int]
-    attempt: int
-    port: int
 
 
 class EndRanks(NamedTuple):

@@ -52,7 +52,6 @@ class Keepers(Lobby[_Connection]):
         self.watch = watch
         self._system, self._take = system, take
         super().__init__(system.selector, _Connection, self._receive, self._lost)
-        self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
 
@@ -87,7 +86,6 @@ class Keepers(Lobby[_Connection]):
 
     def leave(self, exit_code: int, ranks: Sequence[int] | None = None) -> None:
         """Command all keepers to leave, or those of some ranks."""
-        self._leaves = True
         self._send({"leave": exit_code}, self._keepers_of(ranks))
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
@@ -122,8 +120,7 @@ class Keepers(Lobby[_Connection]):
         connection.close()
         if connection.rank >= 0:
             self.watch.disconnected(connection.pid)
-            if not self._leaves:
-                self._take(events.KeeperLost(connection.rank))
+            self._take(events.KeeperLost(connection.rank))
 
     # Messages.
 

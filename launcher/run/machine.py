@@ -101,7 +101,7 @@ def started(state: State, event: Start, now: float) -> Step:
     if is_first:
         state = state._replace(torchrun_runs=True)
         return state, (Note("joined"), begins, events.StartTorchrun())
-    return state, (begins, events.RunRanks(tuple(again), event.attempt, event.port))
+    return state, (begins, events.RunRanks(tuple(again)))
 
 
 def ended(state: State, event: End, now: float) -> Step:
@@ -313,7 +313,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
             return state, (note, causes.of_group_rank(state.job.current_host))
-        return state, (note, events.RunRanks((event.rank,), state.attempt, state.port))
+        return state, (note, events.RunRanks((event.rank,)))
     leave = (events.LeaveRanks(1, (event.rank,)),) if isinstance(phase, Leaving) else ()
     return state, (note, *leave)
 
@@ -321,6 +321,8 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
     """Fail: a rank's keeper was killed."""
     phase, rank = state.phase, state.ranks[event.rank]
+    if isinstance(phase, Leaving):  # or it was told to leave
+        return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
     actions = (_of_killed(state, rank, "its keeper"),) if state.goes_on else ()

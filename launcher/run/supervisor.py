@@ -13,7 +13,6 @@ waits for that.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import selectors
@@ -266,8 +265,7 @@ class Supervisor(Stepping):
         if isinstance(action, events.StartTorchrun):
             self._start_torchrun()
         elif isinstance(action, events.RunRanks):
-            start = functools.partial(self._start_of_rank, action.attempt, action.port)
-            self._keepers.run(action.ranks, start)
+            self._keepers.run(action.ranks, self._start_of_rank)
         elif isinstance(action, events.EndRanks):
             self._keepers.end(action)
         elif isinstance(action, events.LeaveRanks):
@@ -315,9 +313,9 @@ class Supervisor(Stepping):
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
         self._open.callback(self._torchrun.drain)
 
-    def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
+    def _start_of_rank(self, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""
-        options = self.state.job.options
+        options, attempt = self.state.job.options, self.state.attempt
         environ = {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
         environ[RUN_DIR], environ[JOB_MARK] = None, os.path.basename(self._folder)
         environ[INIT] = None  # a rank is no launcher, and may become a user that is not trusted
@@ -325,8 +323,8 @@ class Supervisor(Stepping):
         environ["TORCHELASTIC_MAX_RESTARTS"] = str(options.max_restarts)
         if self._plan.master_addr:
             environ["MASTER_ADDR"] = self._plan.master_addr
-        if port:
-            environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        if self.state.port:
+            environ |= {"MASTER_PORT": str(self.state.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if options.watch:
             environ["LAUNCHER_WATCHER"] = IN_RANK
         log, tees = self._log_dir, self._plan.tees
