@@ -223,10 +223,9 @@ def signalled(state: State, event: Stop, now: float) -> Step:
 
 def _interrupted(state: State, now: float) -> Step:
     """Kill all processes at once, without waiting for the other hosts."""
-    state, end = _end_ranks(state, signal.SIGINT, 0.0, now, at_once=True)
-    state, kill = _kill_torchrun(state, Why.STOP, now)
+    state, kill = _kill_torchrun(state._replace(ends=state.ends + 1), Why.STOP, now)
     said = Log(f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s: killing the job at once.")
-    return state, (said, *end, *kill)
+    return state, (said, events.EndRanks(state.ends, signal.SIGINT, 0.0, at_once=True), *kill)
 
 
 # The end of ranks.
@@ -245,18 +244,11 @@ def _end(state: State, why: Why, now: float, number: int, end_number: int) -> St
     said: Actions = ()
     if why is Why.STOP:
         said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
-    state, end = _end_ranks(state, number, grace, now, waits=why is Why.STOP)
-    state, actions = _if_clear(state, ending, (), now)
-    return state, (*said, *end, *actions)
-
-
-def _end_ranks(
-    state: State, number: int, grace: float, now: float, waits: bool = False, at_once: bool = False
-) -> Step:
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
-    end = events.EndRanks(state.ends, number, grace, waits, at_once)
-    return state, (end,) if state.ranks else ()
+    end = events.EndRanks(state.ends, number, grace, waits=why is Why.STOP)
+    state, actions = _if_clear(state, ending, (), now)
+    return state, (*said, end, *actions)
 
 
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
