@@ -359,7 +359,7 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     state = _updated(state, event, now)
     rank, phase = state.ranks[event.rank], state.phase
     has_ended = isinstance(event, events.RankEnded)
-    notes = _notes_of_end(state, rank) if has_ended else ()
+    notes = (Note("ended", rank.rank, exit_code=rank.exit_code),) if has_ended else ()
     if isinstance(phase, Ending) and has_ended:
         return state, (*_ended_while_ending(state, phase, rank, now), *notes)
     if not isinstance(phase, Running):
@@ -369,14 +369,6 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
         said = (ranks.succeeded(state.ranks, rank, are_all=state.has_succeeded),)
     state, counted = _count(state, now, until=now)
     return state, (*said, *counted, *notes)
-
-
-def _notes_of_end(state: State, rank: Rank) -> Actions:
-    phase, ended = state.phase, Note("ended", rank.rank, exit_code=rank.exit_code)
-    if not (isinstance(phase, Ending) and phase.why is Why.STOP):
-        return (ended,)
-    has_saved = stops.has_handled(rank, phase.signal_number)
-    return (Note("saved", rank.rank), ended) if has_saved else (ended,)
 
 
 def _updated(state: State, event: ranks.RankEvent, now: float) -> State:
@@ -425,12 +417,14 @@ def _of_torchrun(
 
 
 def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
-    """Log a failure during a stop."""
+    """Report a failure; during a stop only log it, or note that the rank has saved."""
     number = phase.signal_number
     if phase.why is not Why.STOP:
         return _report_failure(state, rank, now)
     if rank.response is None:  # nothing else logs it
         return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
+    if stops.has_handled(rank, number):
+        return (Note("saved", rank.rank),)
     is_ours = rank.exit_code == -signal.SIGKILL and now >= phase.deadline
     if rank.end and not (is_ours or stops.is_end_of_stop(rank.exit_code, number)):
         line = ranks.failure(rank, state.job.current_host).headline

@@ -49,11 +49,10 @@ def lines(state: State, now: float) -> list[str]:
     assert result
     took = f"{_took(state, now)}."
     restarts = [f"after {plural(state.attempt - 1, 'restart')}"] if state.attempt > 1 else []
-    if result.stop_signal:
-        how = " ".join([f"{host}: stopped by {signal_name(result.stop_signal)}", *restarts])
-        return [*_unsaved(state), f"{how}; {took}"]
-    if result.exit_code == 0:
-        return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; {took}"]
+    if result.stop_signal or not result.exit_code:
+        stop = result.stop_signal and f"stopped by {signal_name(result.stop_signal)}"
+        how = " ".join([stop or "every rank succeeded", *restarts])
+        return [*_unsaved(state), f"{host}: {how}; {took}"]
     details = result.text.splitlines()[1:]
     said = [result.cause] if result.cause != state.cause else []
     if details and details[0].startswith(NO_RESTART):
