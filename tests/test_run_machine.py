@@ -142,6 +142,12 @@ def test_what_ends_before_the_job_has_failed(event, runner, says):
     assert says in failed.headline and not failed.may_restart
 
 
+def test_a_keeper_that_leaves_as_it_was_told_is_not_lost():
+    host = running().at(5.0, FAILURE, *CLEARED, Leave(FAILED))
+    left = host.state
+    assert host.at(5.1, KeeperLost(0)).state == left and host.done == []
+
+
 WORKS_ON = (End(1, SUCCESS), *CLEARED, Leave(SUCCESS))
 
 
