@@ -101,7 +101,7 @@ class State(NamedTuple):
 
     @property
     def result(self) -> Result | None:
-        """How this host ends: as all do, but a success counts no more than what came after it."""
+        """How this host ends: as all do, unless the program has made less of a success."""
         return self.after if self.after and self.decided == SUCCESS else self.decided
 
     @property
