@@ -29,8 +29,10 @@ def test_neuron_cores(program, logged):
     environ = program("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
     assert resources.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
     assert resources.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
-    assert resources.count_neuron_cores("", program("neuron-ls", "echo garbage")) == 0
-    assert "cannot read the output of neuron-ls" in logged()
+    for text in ("garbage", '[{"nc_count": 1e999}]', "[" * 100_000, "[[]]"):
+        environ = program("neuron-ls", f"cat <<X\n{text}\nX")
+        assert resources.count_neuron_cores("", environ) == 0
+        assert "cannot read the output of neuron-ls" in logged()
 
 
 def test_usable_cores_follow_the_affinity_mask():

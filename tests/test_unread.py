@@ -135,7 +135,7 @@ def test_lines_that_nobody_reads_are_counted(read_full_pipe, tmp_path):
         assert process.wait(60) == 0
     lines = "".join([*data, read_full_pipe()]).splitlines()
     assert lines[:1000] == [f"launcher: line {number}" for number in range(1000)]
-    lost = "launcher: 2000 lines of this log were not written, because nothing was reading it."
+    lost = "launcher: 2000 lines of this log were not written, because it was not read in time."
     assert lines[1000:] == [lost, "launcher: the last line"]
 
 

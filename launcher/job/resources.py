@@ -184,7 +184,7 @@ def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
     answer = _ask("neuron-ls", "-j", environ)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
-    except (ValueError, TypeError, AttributeError):
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
         log(f"cannot read the output of neuron-ls -j ({answer[:80]!r}); assuming no Neuron cores.")
         return 0
 

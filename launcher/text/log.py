@@ -68,7 +68,7 @@ def _write(line: bytes) -> None:
     write_all(2, line)
     if _lost and _WRITER.waiting <= 1:  # this line
         lost, _lost = _lost, 0
-        why = "were not written, because nothing was reading it"
+        why = "were not written, because it was not read in time"
         write_all(2, _encoded(f"{lost} lines of this log {why}."))
 
 
