@@ -64,10 +64,14 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7986,
-    ("run", "warm"): 2770,
-    ("peers",): 881,
-    ("../launcher_tools",): 1977,
+    ("",): 7789,
+    ("run", "warm"): 2701,
+    ("watch",): 1073,
+    ("peers",): 861,
+    ("job",): 1500,
+    ("result",): 420,
+    ("container",): 220,
+    ("../launcher_tools",): 1969,
 }
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

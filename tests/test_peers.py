@@ -327,6 +327,16 @@ def test_what_a_job_says_that_ends(restarts, events, result):
     assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_torchrun_that_ends_beside_a_stop_is_no_better_cause(is_first):
+    first = ready()
+    first.hears(THIRD, RESET, 10)
+    for what in (ENDS_STUBS, Stop(2)) if is_first else (Stop(2), ENDS_STUBS):
+        first.hears(SECOND, what, 10.1)
+    (ends,) = first.waits_until(11.1 if is_first else 13)
+    assert ends.message.result == RESET.result
+
+
 @pytest.mark.parametrize(("result", "stop"), [(SUCCESS, None), (STOPPED, Stop(15))])
 def test_this_host_leaves_last_but_after_a_success(result, stop):
     """Other hosts' torchruns have their store here."""

@@ -224,8 +224,10 @@ def _fail(state: JobState, failure: Failure, now: float) -> JobStep:
         return state._replace(phase=phase._replace(failures=phase.failures + reported)), ()
     deciding = Deciding(now + failure.cause.patience, reported)
     if isinstance(phase, Deciding):
+        if phase.is_stopped and failure.cause is Cause.TORCHRUN_ENDS:
+            return state, ()  # it may follow from the stop
         deadline = min(phase.deadline, deciding.deadline)
-        deciding = Deciding(deadline, phase.failures + reported)
+        deciding = phase._replace(deadline=deadline, failures=phase.failures + reported)
     state = state._replace(phase=deciding)
     if now >= deciding.deadline:
         return _after_failure(state, deciding, now)
@@ -299,6 +301,8 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
     failures = tuple(one for one in failures if one[0].cause is not Cause.TORCHRUN_ENDS)
     is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
     if is_final or (failures and _verdict(state, failures)):
+        if isinstance(phase, Deciding):
+            state = state._replace(phase=phase._replace(failures=failures, is_stopped=True))
         return state, ()
     return _end(state, causes.stopped(message.number), now)
 

@@ -28,10 +28,14 @@ Failures = tuple[tuple[Failure, float], ...]
 
 
 class Deciding(NamedTuple):
-    """A host has failed or is lost; a better cause may come until the deadline."""
+    """A host has failed or is lost; a better cause may come until the deadline.
+
+    A host `is_stopped` meanwhile, which changes nothing but what torchruns do.
+    """
 
     deadline: float
     failures: Failures
+    is_stopped: bool = False
 
 
 class Clearing(NamedTuple):

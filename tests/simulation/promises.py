@@ -103,7 +103,10 @@ def _is_alone(watch: Watch, launcher: Launcher, first: Launcher) -> bool:
 
 @promise("Before the coordinator decides, it waits for a better cause than the one it knows")
 def best_failure(watch: Watch) -> Iterator[str]:
-    """Of those that it has heard of by then it takes the first of the best kind."""
+    """Of those that it has heard of by then it takes the first of the best kind.
+
+    That a torchrun ends may follow from a stop, which comes too late to count.
+    """
     if watch.decided is None or not watch.failures:
         return
     result, last = watch.decided[1], max(one.attempt for one in watch.failures)
@@ -114,6 +117,9 @@ def best_failure(watch: Watch) -> Iterator[str]:
     if not known or result.exit_code == 0 or result.stop_signal:
         return
     expected = min(known, key=lambda failure: failure.cause).headline
+    others = [failure for failure in known if failure.cause is not Cause.TORCHRUN_ENDS]
+    if any(one.stopping_since < math.inf for one in launchers(watch)) and others:
+        expected = min(others, key=lambda failure: failure.cause).headline
     first = line_of_failure(result)
     says_else = "differ" in result.text or "arrive" in result.text
     if not first.startswith((expected, "ranks have made no progress for")) and not says_else:
