@@ -28,7 +28,7 @@ Where to find each decision: all files of a question, in the order in which to o
   failure. watch/__init__.py has the theory.
 - How a stop gets from PID 1 to each rank, and back: container/init.py, `_stop`, to the launchers
   that have connected by container/presence.py; run/supervisor.py, `_on_signals`; run/machine.py,
-  `signalled`, and `_end` for `EndRanks`; run/keeper.py, `_ending`, and `cleared`;
+  `signalled`, and `_end` for `EndRanks`; run/keeper.py, `_ending`, which sends `cleared`;
   run/machine.py, `cleared`, `left`, `nothing_left`; peers/coordinator.py, `host_stopped`, is how it
   spreads to the other hosts, and `_if_cleared`; result/causes.py, `of_container`, the exit code.
 - Where an exit code comes from: errors.py has the launcher's own, and who chooses; result/causes.py

@@ -57,6 +57,31 @@ def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
         assert host.leftovers() == []
 
 
+UPLOADS = """
+import pathlib, signal, sys, time
+def finish(*_):
+    time.sleep(1)
+    pathlib.Path(sys.argv[1]).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, finish)
+print("uploads", flush=True)
+time.sleep(1000)
+"""
+LEAVES_AN_UPLOAD = f"""
+import subprocess, sys
+upload = subprocess.Popen([sys.executable, "-c", {UPLOADS!r}, sys.argv[1]], stdout=subprocess.PIPE)
+upload.stdout.readline()
+"""
+
+
+@pytest.mark.torch
+def test_a_mistake_of_ours_leaves_an_upload_its_grace(start, script, tmp_path):
+    words = ("--train-script", script(LEAVES_AN_UPLOAD), tmp_path / "uploaded")
+    host = start(*words, command=[*MISTAKEN, "success"])
+    host.ends(0)
+    assert (tmp_path / "uploaded").exists() and "KeyError: 'a mistake'" in host.err
+
+
 @pytest.mark.torch
 def test_what_a_person_can_fix_before_the_start_is_no_mistake_of_ours(start, script):
     variables = {**of_two_hosts(), "SM_CURRENT_HOST": "127.0.0.2"}

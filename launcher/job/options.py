@@ -158,7 +158,7 @@ class Options(NamedTuple):
     watch: int = _option(15, "SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")
     hang_notify: int = _option(60, "SECONDS", whole(1, _DAY),
-        "after this many seconds without progress, and at least --launcher-watch and 3 s, log "
+        "after this many seconds without progress, but not before --launcher-watch plus 3 s, log "
         "which rank the others wait for, or which rank's process still runs though its script has "
         "ended")
     hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "

@@ -30,7 +30,8 @@ Failures = tuple[tuple[Failure, float], ...]
 class Deciding(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline.
 
-    A host `is_stopped` meanwhile, which changes nothing but what torchruns do.
+    If a host was stopped meanwhile, `is_stopped`. That does not change how the job ends; but a
+    torchrun that ends its ranks is no cause then: it may do so because of the stop.
     """
 
     deadline: float

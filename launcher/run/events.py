@@ -111,7 +111,7 @@ class StartTorchrun(NamedTuple):
 
 
 class RunRanks(NamedTuple):
-    """Have keepers start the script for the attempt that the state has."""
+    """Have keepers start the script for the current attempt (State.attempt, State.port)."""
 
     ranks: Sequence[int]
 

@@ -16,8 +16,9 @@ the end of the job change nothing.
 
 *Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
 but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
-5 s; then the coordinator, whose loss acts as an End and a Leave. Leaving: torchrun with --tee, 15 s
-or the failure grace, if that is longer; then that grace and 5 s for killed processes.
+5 s; then the coordinator, whose loss acts as an End and a Leave. Leaving: a torchrun that writes
+the ranks' output (--tee) has 15 s or the failure grace, if that is longer; then the failure grace
+and 5 s for killed processes.
 
 *Invariants.*
 - The result of an End is preliminary, that of Leave final; a success changes only if the program
@@ -311,9 +312,9 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
-    """Fail: a rank's keeper was killed."""
+    """Fail if a rank's keeper was killed; in Leaving it was told to leave."""
     phase, rank = state.phase, state.ranks[event.rank]
-    if isinstance(phase, Leaving):  # or it was told to leave
+    if isinstance(phase, Leaving):
         return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)

@@ -95,13 +95,14 @@ class State(NamedTuple):
     torchrun_runs: bool = False
     torchrun_ends: bool = False  # its stubs, as has been reported
     stops: tuple[tuple[int, float], ...] = ()  # that this host itself got: their numbers, and when
-    decided: Result | None = None  # how all hosts end
-    after: Result | None = None  # what the program that runs torchrun would make of a success
+    decided: Result | None = None  # how all hosts end, as far as this one knows
+    # How this host ends in place of a success: what runs torchrun has failed, or was stopped.
+    after: Result | None = None
     cause: str = ""  # that has been logged
 
     @property
     def result(self) -> Result | None:
-        """How this host ends: as all do, unless the program has made less of a success."""
+        """How this host ends: as all do; in place of a success `after` counts, if it is set."""
         return self.after if self.after and self.decided == SUCCESS else self.decided
 
     @property

@@ -127,6 +127,7 @@ class Supervisor(Stepping):
         """
         try:
             self._safely(self._begin)
+            self._safely(self._do_what_is_due)  # if nothing is to be started, all is over already
             woke = self._system.now()
             while not (self._error or isinstance(self.state.phase, Done)):
                 due = max(self._due(), woke)
@@ -170,7 +171,7 @@ class Supervisor(Stepping):
             self._channel.tick()
         if now >= self._keepers.watch.due():
             self._watch_ranks(now)
-        # What ends wakes the loop: the end of a connection, or SIGCHLD of a child or an orphan.
+        # The last of these wakes the loop: a keeper's connection ends, or SIGCHLD arrives.
         leaves = isinstance(self.state.phase, Leaving) and not self.state.torchrun_runs
         if leaves and self._keepers.are_gone and not self._system.children():
             self.happens(events.NothingLeft())
@@ -197,8 +198,8 @@ class Supervisor(Stepping):
             self._channel.report_last(failure)
             self._channel.close()
         self._keepers.close()
-        has_succeeded = self.state.result == SUCCESS
-        self._kill_torchrun(below=has_succeeded)  # else keepers there give their ranks the grace
+        # Unless only a program works on, keepers there give what is left of ranks the grace.
+        self._kill_torchrun(below=isinstance(self.state.phase, Leaving))
         selector = self._system.selector
         for key in list(selector.get_map().values()):  # nothing would read them now
             selector.unregister(key.fileobj)

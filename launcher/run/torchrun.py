@@ -23,7 +23,7 @@ from launcher.text import log
 ERROR_FILE = "torchrun.json"
 _FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
 _COPY_SECONDS = 0.5  # until its last words are copied
-_PIECE = 1 << 16  # bytes of its stderr
+_PIECE = 1 << 16  # bytes that are read at once; a longer line is cut
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
 _OF_CHILDREN = "ChildFailedError"  # the launcher knows more about it
 
@@ -55,7 +55,7 @@ class Torchrun:
             os.close(stderr)
 
     def _copy(self) -> None:
-        """Copy its stderr into ours, in pieces of whole lines, while somebody reads those."""
+        """Copy its stderr into ours, in pieces of whole lines; wait while nobody reads ours."""
         rest = b""
         with open(self._stderr, "rb", buffering=0) as stderr:
             while data := stderr.read(_PIECE):

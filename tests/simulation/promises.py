@@ -105,7 +105,7 @@ def _is_alone(watch: Watch, launcher: Launcher, first: Launcher) -> bool:
 def best_failure(watch: Watch) -> Iterator[str]:
     """Of those that it has heard of by then it takes the first of the best kind.
 
-    That a torchrun ends may follow from a stop, which comes too late to count.
+    After a stop that came too late to count, the end of a torchrun is no cause.
     """
     if watch.decided is None or not watch.failures:
         return
