@@ -68,7 +68,7 @@ class LaunchPlan(NamedTuple):
     fingerprint: Mapping[str, Any] = {}  # texts, or lists of them, that must agree; by their names
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
-    tees: bool = False  # torchrun itself writes the ranks' output (--tee, --logs-specs)
+    tees: bool = False  # torchrun writes the ranks' output (--tee, --redirects, --logs-specs)
     master_addr: str = ""  # the ranks' MASTER_ADDR; "": torchrun's
     program: str = ""  # the program and its versions
 

@@ -254,7 +254,7 @@ def _values(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any
         "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
         "input_dir": path("input"),
-        "input_config_dir": path("input", "config"),
+        "input_config_dir": config_dir(base_dir(environ)),
         "model_dir": path("model"),
         "output_dir": path("output"),
         "output_data_dir": path("output", "data"),

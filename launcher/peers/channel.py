@@ -85,8 +85,8 @@ class Channel(Stepping):
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        if self._job.coordinates:
-            self.happens(events.Arrived(messages.hello(self._job), ""))
+        if isinstance(self.state, JobState):
+            self.happens(events.Arrived(self.state.hello, ""))
         if self._job.has_peers:
             self._meet()
 

@@ -294,7 +294,7 @@ def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
     """Stop all hosts, unless a failure that a restart cannot fix came first.
 
-    That torchrun ends its ranks may follow from the stop: it counts no more, even if it came first.
+    That torchrun ends its ranks may follow from the stop: so it is no cause, even if it came first.
     """
     phase = state.phase
     failures = phase.failures if isinstance(phase, (Deciding, Clearing)) else ()

@@ -30,8 +30,8 @@ Failures = tuple[tuple[Failure, float], ...]
 class Deciding(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline.
 
-    If a host was stopped meanwhile, `is_stopped`. That does not change how the job ends; but a
-    torchrun that ends its ranks is no cause then: it may do so because of the stop.
+    It `is_stopped` if a host was stopped meanwhile. The failure still counts; but that a torchrun
+    ends its ranks is no cause then: it may do so because of the stop.
     """
 
     deadline: float

@@ -11,8 +11,8 @@ events and obeys commands; by itself it acts only on a stop, and if the coordina
 
 *One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
 `Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave. Leaving:
-keepers end, and torchrun is killed; when nothing is left this host is Done. Ends of ranks during
-the end of the job change nothing.
+keepers end, and torchrun is killed; when nothing is left this host is Done. What ends because the
+job ends changes nothing.
 
 *Timeouts.* Joining: the coordinator's, or the link's. Running: none, it lasts as long as the job,
 but torchrun must have started all ranks within the start timeout. Ending: the keepers' grace and
@@ -142,7 +142,7 @@ def left(state: State, event: Leave, now: float) -> Step:
     """Have keepers and torchrun end: torchrun by SIGKILL, unless it still has something to do.
 
     It may copy ranks' last output (--tee), and a program that runs it may work on after a success,
-    without a timeout. By itself it would take most of a second to end, and log much about stubs.
+    without a timeout. Its own end would take most of a second, and it would log much about stubs.
     """
     phase = state.phase
     if not isinstance(phase, Ending):

@@ -198,7 +198,7 @@ class Supervisor(Stepping):
             self._channel.report_last(failure)
             self._channel.close()
         self._keepers.close()
-        # Unless only a program works on, keepers there give what is left of ranks the grace.
+        # Until Leaving, keepers below it give the ranks, and what these have left, the grace.
         self._kill_torchrun(below=isinstance(self.state.phase, Leaving))
         selector = self._system.selector
         for key in list(selector.get_map().values()):  # nothing would read them now
