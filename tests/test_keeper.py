@@ -171,7 +171,7 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
         environ = {"ATTEMPT": str(attempt), "GONE": None}
         pid = kept.run(environ=environ)
         ended = kept.wait("ended")
-        assert ended == {**ended, "code": attempt, "response": ""}
+        assert ended == {**ended, "exit_code": attempt, "response": ""}
         kept.clears(attempt)
         printed(f"['{attempt}', None, '1']")
         printed(f"own {pid} {pid} {pid}")
@@ -187,7 +187,7 @@ def test_a_script_that_cannot_be_started_is_said_once_and_leaves_no_file_open(st
     for more in range(6):  # two for its connection, two for each stream
         resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (count + more, count + 100))
         kept.send(run=RUN)
-        assert kept.wait("ended")["code"] == 126
+        assert kept.wait("ended")["exit_code"] == 126
         assert len(os.listdir(f"/proc/{kept.pid}/fd")) == count
         kept.clears(more)
     lines = [one["log"] for one in kept.told if "log" in one]
@@ -216,7 +216,7 @@ def test_it_says_which_rank_it_keeps(start):
 def test_a_python_that_is_not_there(start):
     kept = start("")
     kept.run(environ={"PYTHON_EXEC": "/nowhere/python"})
-    assert kept.wait("ended")["code"] == 127
+    assert kept.wait("ended")["exit_code"] == 127
     printed("launcher: cannot execute /nowhere/python (No such file or directory).", "err")
 
 
@@ -257,7 +257,7 @@ def test_what_a_script_does_at_a_signal_and_how_it_ends(start, text, code, respo
     kept = waiting(start, text)
     kept.end(7, grace=LONG if response != "ignores" else 0.2)
     ended = kept.wait("ended")
-    assert (ended["code"], ended["response"]) == (code, response)
+    assert (ended["exit_code"], ended["response"]) == (code, response)
     assert kept.wait("cleared") == {"number": 7, "survivors": 0}
 
 
@@ -268,7 +268,7 @@ def test_the_deadline_can_only_become_later_but_for_an_end_at_once(start):
     kept.send(ask={"signal": USR1})
     printed("alive")
     kept.end(3, INT, grace=0, at_once=True)
-    assert kept.wait("ended")["code"] == -signal.SIGKILL
+    assert kept.wait("ended")["exit_code"] == -signal.SIGKILL
     assert kept.wait("cleared") == {"number": 3, "survivors": 0}
 
 
@@ -333,7 +333,7 @@ LEFT = r"1 process left running by rank 0; any that remain will be killed in (\d
 def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
     kept = start(DAEMON.format(how=how, at_term=SAVES))
     kept.run()
-    assert kept.wait("ended")["code"] == 0
+    assert kept.wait("ended")["exit_code"] == 0
     (left,) = kept.left
     kept.end()
     assert kept.wait("log") == f"stopping process {left}, which rank 0 left running."
@@ -389,7 +389,7 @@ def test_a_stop_that_kills_a_script_goes_to_its_group(start):
     """What it has started may save: a launcher of processes that is a shell script's, say."""
     kept = waiting(start, "", GROUP)
     kept.end(waits=True)
-    assert kept.wait("ended")["code"] == -TERM
+    assert kept.wait("ended")["exit_code"] == -TERM
     kept.wait("cleared")
     printed("saved")
 
@@ -489,7 +489,7 @@ def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start, script, monke
         monkeypatch.setitem(globals(), "STUB", str(script(LIKE_WARM, "stub.py")))
     kept = waiting(start, TELLS)
     kept.process.kill()
-    assert kept.wait("stub") == signal.SIGKILL
+    assert kept.wait("stub")["number"] == signal.SIGKILL
     kept.kill(1)
     kept.leave(0)
     poll(nothing_is_left)
@@ -516,7 +516,7 @@ def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):
         for pid in (kept.process.pid, kept.pid):
             os.kill(pid, number)
         if number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT):
-            assert kept.wait("stub") == number
+            assert kept.wait("stub")["number"] == number
     kept.send(ask={"signal": USR1})
     printed("alive")
     kept.kill(1)
@@ -555,7 +555,7 @@ def test_no_bytes_of_a_script_end_its_keeper(start, kind):
     closes = "os.closerange(0, 5000)" if "closed" in kind else ""
     kept = start(SAYS.format(count=count, data=BYTES[kind], then=closes))
     kept.run()
-    assert kept.wait("ended")["code"] == 5
+    assert kept.wait("ended")["exit_code"] == 5
     kept.clears()
 
 
@@ -565,7 +565,7 @@ def test_what_a_launcher_does_not_read_is_bounded_and_the_end_is_not_lost(start)
     kept.run()
     printed("waits")
     assert psutil.Process(kept.pid).memory_info().rss < 40 << 20
-    assert kept.wait("ended")["code"] == 5
+    assert kept.wait("ended")["exit_code"] == 5
     assert sum("said" in one for one in kept.told) < 500
 
 
@@ -588,7 +588,7 @@ def test_an_abort_comes_with_its_place_and_the_last_words(start):
     kept = start(DECODE.format("ABRT", f"os.write(2, b'{words}\\n')\n"))
     kept.run()
     ended = kept.wait("ended")
-    assert (ended["code"], ended["words"]) == (-signal.SIGABRT, words)
+    assert (ended["exit_code"], ended["words"]) == (-signal.SIGABRT, words)
     text = b"\n".join(one["said"] for one in kept.told if "said" in one).decode()
     assert "Fatal Python error: Aborted" in text and 'script.py", line 3 in decode' in text
 
@@ -683,7 +683,7 @@ def test_text_without_a_line_end_is_shown_soon_even_if_there_is_always_more(star
     kept.run()
     poll(lambda: b"loading." in (tmp_path / "out").read_bytes(), SECONDS)
     (tmp_path / "shown").touch()
-    assert kept.wait("ended")["code"] == 0
+    assert kept.wait("ended")["exit_code"] == 0
 
 
 def waiting_in(pipe):
@@ -708,7 +708,7 @@ def test_a_console_that_nobody_reads_blocks_no_command(start, tmp_path, has_file
     if not has_file:
         poll(lambda: os.path.exists("writes"), SECONDS)
         kept.end()  # it waits in write(2), or soon will
-    assert kept.wait("ended")["code"] == (3 if has_file else -TERM)
+    assert kept.wait("ended")["exit_code"] == (3 if has_file else -TERM)
     (line,) = [one["log"] for one in kept.told if "log" in one]
     assert "bytes of rank 0's output are not shown here, because the console is slow" in line
     assert (f"; {log} has them" in line) is has_file
@@ -731,7 +731,7 @@ def test_a_console_that_is_read_late_gets_all(start):
     with open(reader, "rb") as console:
         lines = [console.readline() for _ in range(3000)]
     assert lines == [b"x" * 99 + b"\n"] * 3000
-    assert kept.wait("ended")["code"] == 0
+    assert kept.wait("ended")["exit_code"] == 0
     count = len(os.listdir(f"/proc/{kept.pid}/fd"))
     kept.run()
     kept.wait("ended")
@@ -744,7 +744,7 @@ def test_a_daemon_that_never_stops_printing_keeps_nobody_waiting(start):
         prints += "    while True: os.write(1, (b'x' * 99 + b'\\n') * 650)"
         kept = start(DAEMON.format(how="daemon", at_term=prints), stdout=console, stderr=console)
         kept.run()
-        assert kept.wait("ended")["code"] == 0
+        assert kept.wait("ended")["exit_code"] == 0
         kept.clears(grace=0.5)
 
 
@@ -754,7 +754,7 @@ def test_a_script_that_prints_100_mb_and_is_killed_loses_none_of_it(start, tmp_p
         "os.kill(os.getpid(), 9)"
     )
     kept.run(log=str(tmp_path / "log"))
-    assert kept.wait("ended")["code"] == -signal.SIGKILL
+    assert kept.wait("ended")["exit_code"] == -signal.SIGKILL
     for name in ("out", "log"):
         assert os.path.getsize(tmp_path / name) == 1600 * 65536
         os.truncate(tmp_path / name, 0)

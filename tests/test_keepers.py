@@ -89,7 +89,7 @@ def said(**message):
 
 LINK = {"exception": "EOFError", "message": "x", "frames": "", "how": ""}
 CLUES = {"notes": [], "counted": [], "broken": ""}
-ENDED = {"code": 3, "response": ""}
+ENDED = {"exit_code": 3, "response": ""}
 
 
 def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
@@ -97,7 +97,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         7,
         RUNS,
         {"log": "a line\n of its own"},
-        said(script_ended=True),
+        said(script_ended={}),
         said(end={"exit_code": 3, "chain": [LINK], **CLUES, "notes": ["it was killed"]}),
         {"hangs_up": True},
         {"ended": {**ENDED, "response": "handles"}},
@@ -139,7 +139,7 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
 
 
 def test_a_keeper_that_is_killed_and_one_whose_stub_is(keepers):
-    with keeper(7, {"stub": signal.SIGTERM}):
+    with keeper(7, {"stub": {"number": signal.SIGTERM}}):
         keepers.act_until(lambda: len(keepers.told) == 2)
         assert keepers.told[1] == StubSignalled(7, signal.SIGTERM)
     keepers.act_until(lambda: len(keepers.told) == 3)
@@ -274,10 +274,10 @@ def test_a_kill_for_memory_that_was_counted_stands_behind_an_end(
     with keeper(
         7,
         RUNS,
-        said(thread="pin", **end),
-        said(thread="pin", **nothing, **CLUES),
+        said(thread="pin", end=end),
+        said(thread="pin", end={**nothing, **CLUES}),
         said(end=end),
-        {"ended": {**ENDED, **clues, "code": code}},
+        {"ended": {**ENDED, **clues, "exit_code": code}},
     ):
         keepers.act_until(lambda: len(keepers.told) == 5)
     oom = OOM if kills and is_told else ""
@@ -298,7 +298,7 @@ Stack (most recent call first):
 def test_a_crash_comes_with_its_place_and_time_and_an_abort_with_its_words(keepers):
     for code, place in ((-11, "decode, data.py:12"), (-6, ""), (-15, "")):
         keepers.told.clear()
-        ended = {"ended": {**ENDED, "code": code, "words": "why"}}
+        ended = {"ended": {**ENDED, "exit_code": code, "words": "why"}}
         with keeper(7, RUNS) as connection:
             connection.sendall(b"".join(b":%s\n" % line for line in CRASH) + line_of(ended))
             keepers.act_until(lambda: len(keepers.told) == 3)

@@ -330,7 +330,10 @@ def of_group_rank(host: str) -> Failure:
 
 
 def of_lost_host(host: str, how: str) -> Failure:
-    """Return the failure of a lost host, in the same words whoever detects it."""
+    """Return the failure of a host that never joined, was lost, or is too late for a restart.
+
+    It is in the same words whoever detects it.
+    """
     return _with_code(Cause.HOST_LOST, EXIT_HOST_LOST, f"{host} {how}")
 
 

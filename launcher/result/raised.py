@@ -82,8 +82,8 @@ class Exit(NamedTuple):
     """
 
     exit_code: int
-    chain: Sequence[Link] = ()
-    notes: Sequence[str] = ()
+    chain: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = ()
     recorded: str = ""  # what the kernel's counters show
     broken: str = ""  # hardware
     words: str = ""  # its last output: why it was aborted, or the last line if it exited

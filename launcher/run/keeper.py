@@ -10,10 +10,10 @@ The launcher and the keeper talk in lines of JSON, in order:
     hello: rank, local_rank, group_rank,          run: environ, ignored, grace, log, shows,
         nproc                                         prefix, merges, bars
     runs: pid                                     end: number, signal, grace, waits, at_once
-    ended: code, response, and what               ask: passed on to the script's process
+    ended: exit_code, response, and what          ask: passed on to the script's process
         clues.py says                             leave: an exit code
     cleared: number, survivors
-    stub: the number of a signal that it got
+    stub: number, of a signal that it got
     log: a line
     hangs_up: true, of the script's process
 
@@ -125,7 +125,7 @@ class Script:
         latest = sorted(self.streams, key=lambda stream: stream.read_at)
         tail = "".join(stream.tail.decode(errors="replace") for stream in latest)
         clues = {} if self.signal or not self.code else _clues(self.code, tail)
-        return {"code": self.code, "response": self.response, **clues}
+        return {"exit_code": self.code, "response": self.response, **clues}
 
     def close(self) -> None:
         """Close all of its files."""
@@ -228,7 +228,7 @@ class Keeper:
         if not number:
             os.close(self._stub)
             self._stub = -1
-        self._launcher.send({"stub": number[0] if number else int(signal.SIGKILL)})
+        self._launcher.send({"stub": {"number": number[0] if number else int(signal.SIGKILL)}})
 
     # The launcher's commands.
 

@@ -16,7 +16,7 @@ from typing import Any
 from launcher.errors import Disposition
 from launcher.host.cgroups import risen
 from launcher.host.system import System
-from launcher.result.raised import Exit, Link, read
+from launcher.result.raised import Exit, read
 from launcher.run import events
 from launcher.text import wire
 from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
@@ -135,9 +135,7 @@ class Keepers(Lobby[_Connection]):
             connection.is_stranger = False
             return None if has_asked else StacksRequest()  # the coordinator takes several for one
         if "hello" in message:
-            hello = message["hello"]
-            fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
-            event = events.KeeperJoined(**fields)
+            event = wire.read(events.KeeperJoined, message["hello"])
             if self._keepers_of([event.rank]):  # a rank has one keeper
                 raise ValueError(event)
             connection.rank, connection.local_rank = event.rank, event.local_rank
@@ -146,16 +144,16 @@ class Keepers(Lobby[_Connection]):
         if rank < 0:
             raise ValueError(rank)
         if "runs" in message:
-            connection.pid = int(message["runs"]["pid"])
-            now = self._system.now()
+            runs: events.RankRuns = _event(events.RankRuns, rank, message["runs"])
+            connection.pid, now = runs.pid, self._system.now()
             self.watch.started(connection.pid, rank, connection.local_rank, now)
-            return events.RankRuns(rank, connection.pid)
+            return runs
         elif "ended" in message:
             return self._ended(connection, message["ended"])
         elif "cleared" in message:
-            return events.KeeperCleared(rank, **message["cleared"])
+            return _event(events.KeeperCleared, rank, message["cleared"])
         elif "stub" in message:
-            return events.StubSignalled(rank, int(message["stub"]))
+            return _event(events.StubSignalled, rank, message["stub"])
         elif "hangs_up" in message:
             self.watch.disconnected(connection.pid)
         else:
@@ -175,39 +173,42 @@ class Keepers(Lobby[_Connection]):
             self.watch.connected(pid, int(message["watch"]), now)
         elif "script_ended" in message:
             self.watch.script_ended(pid, now)
-            return events.ScriptEnded(rank, bool(message.get("alone")))
-        elif "end" in message or "thread" in message:
-            groups, message = message.get("groups"), message.get("end", message)
-            links = read(wire.read(tuple[Link, ...], message["chain"]))
-            end = self._end(int(message["exit_code"]), message)._replace(chain=links)
-            if "thread" in message:
-                return events.ThreadRaised(rank, str(message["thread"]), end) if links else None
-            self.watch.failed(pid, groups)
-            return events.RankExits(rank, end)
+            return _event(events.ScriptEnded, rank, message["script_ended"])
+        elif "thread" in message:
+            end = self._end(message["end"])
+            return events.ThreadRaised(rank, str(message["thread"]), end) if end.chain else None
+        elif "end" in message:
+            self.watch.failed(pid, message.get("groups"))
+            return events.RankExits(rank, self._end(message["end"]))
         return None
 
     def _ended(self, connection: _Connection, message: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
-        code = int(message["code"])
+        end, pid = self._end(message), connection.pid
         response = Disposition(message["response"]) if message["response"] else None
-        end = self._end(code, message)._replace(words=str(message.get("words", "")))
-        if code == -signal.SIGKILL:
+        if end.exit_code == -signal.SIGKILL:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
-        pid, connection.pid = connection.pid, 0
-        if -code in CRASHES:
-            calls = self.watch.crash(pid, -code) or crash_in(str(message.get("crash", "")), -code)
+        connection.pid, number = 0, -end.exit_code
+        if number in CRASHES:
+            calls = self.watch.crash(pid, number) or crash_in(str(message.get("crash", "")), number)
             end = end._replace(place=place(calls), frames=frames_of(calls))
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(connection.rank, end, response)
 
-    def _end(self, code: int, message: Mapping[str, Any]) -> Exit:
-        """Return an end with what may explain it (clues.py), and the kernel's counts of that."""
-        notes, counted = map(str, message.get("notes", ())), message.get("counted", ())
-        recorded = self.oom() if code in _OF_A_KILL or "memory" in counted else ""
+    def _end(self, message: Mapping[str, Any]) -> Exit:
+        """Return an end as it is reported, with the kernel's counts of what may explain it."""
+        end: Exit = wire.read(Exit, message)
+        counted = message.get("counted", ())
+        recorded = self.oom() if end.exit_code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return Exit(code, (), tuple(notes), recorded, str(message.get("broken", "")))
+        return end._replace(chain=read(end.chain), recorded=recorded)
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
         return risen(self._counted, self._system.oom_kills())
+
+
+def _event(kind: type, rank: int, fields: Mapping[str, Any]) -> Any:
+    """Return a rank's event. Raises one of several errors if its fields are not valid."""
+    return wire.read(kind, {**fields, "rank": rank})

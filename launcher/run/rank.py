@@ -8,7 +8,7 @@ its threads raised.
 
 Its messages to the launcher, which the keeper passes on to keepers.py (`_said`):
 
-    script_ended: true, alone         when the script has ended by itself
+    script_ended: alone               when the script has ended by itself
     end, groups                       why it failed (describe.py), and its process groups
     thread: its name, and the end     an exception in a thread
     watch: a signal; poll: a number   that it can be polled, and each reply (watch/in_rank.py)
@@ -168,7 +168,7 @@ def report_threads(keeper: KeeperConnection) -> None:
             if is_due and not issubclass(args.exc_type, SystemExit):
                 reported_at = monotonic()
                 name = str(args.thread.name)[:_NAME] if args.thread else ""
-                keeper.send({"thread": name, **describe.end(args.exc_value)})
+                keeper.send({"thread": name, "end": describe.end(args.exc_value)})
         hook(args)
 
     threading.excepthook = show
@@ -196,9 +196,9 @@ def connect() -> Callable[[BaseException | None], None]:
         if end["exit_code"]:
             more = replier.failed(error) if replier else {}
             end["notes"] = [*end["notes"], *more.pop("notes", ())]
-            keeper.send({"end": end, **more})
+            keeper.send({"end": end, **more})  # `end` first: keeper.py looks for it there
             return
-        keeper.send({"script_ended": True, "alone": bool(replier and replier.is_alone())})
+        keeper.send({"script_ended": {"alone": bool(replier and replier.is_alone())}})
         if replier:
             replier.script_ended()
 

@@ -36,8 +36,8 @@ class Rank(NamedTuple):
     exit_code: int | None = None
     is_reported: bool = False  # its failure, to the coordinator
     response: Disposition | None = None  # to the signal that was sent to it; None if none was
-    script_ended_at: float = math.inf  # when the script ended by itself
-    alone: bool = False  # it has exchanged nothing with other ranks
+    script: ScriptEnded | None = None  # its end, by itself
+    script_ended_at: float = math.inf
     ended_at: float = math.inf  # when its process ended
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # recent exceptions, with times
 
@@ -59,7 +59,7 @@ def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
     elif isinstance(event, RankExits):
         rank = rank._replace(end=event.end, failed_at=time)
     elif isinstance(event, ScriptEnded):
-        rank = rank._replace(script_ended_at=time, alone=event.alone)
+        rank = rank._replace(script=event, script_ended_at=time)
     else:
         exit_code = event.end.exit_code
         rank = rank._replace(exit_code=exit_code, response=event.response, ended_at=time)
@@ -80,8 +80,8 @@ def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
     """
     ran_on = rank.ended_at - rank.script_ended_at
     age = round(ran_on, 3) if 0 <= ran_on < EXIT_SECONDS else 0.0
-    alone = len(ranks) if are_all and all(rank.alone for rank in ranks.values()) else 0
-    return Succeeded(rank.rank, age, are_all, alone)
+    were_alone = are_all and all(one.script and one.script.alone for one in ranks.values())
+    return Succeeded(rank.rank, age, are_all, len(ranks) if were_alone else 0)
 
 
 def to_count(ranks: Ranks, time: float) -> tuple[list[Rank], float]:

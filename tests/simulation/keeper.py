@@ -84,7 +84,7 @@ class Keeper(Process):
     def hears_stub(self, number: int) -> None:
         """Say that torchrun, or somebody else, has signalled or killed the stub."""
         if self.acts:
-            self._pipe.say({"stub": number})
+            self._pipe.say({"stub": {"number": number}})
 
     # The launcher's commands.
 
@@ -145,7 +145,7 @@ class Keeper(Process):
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""
         if self.acts and child is self.script:
-            self._pipe.say({"ended": {"code": child.exit_code, "response": self._response}})
+            self._pipe.say({"ended": {"exit_code": child.exit_code, "response": self._response}})
         self._look()
 
     def _look(self) -> None:

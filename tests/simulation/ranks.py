@@ -161,7 +161,7 @@ class Rank(Process):
     def _end_script(self, later: float = 0.0) -> None:
         """Say that the script has ended; end."""
         self.script_ended = self.clock.now
-        self._say(script_ended=True)
+        self._say(script_ended={})
         self.clock.after(later, self.end, 0)
 
     # What others do to it
@@ -197,7 +197,7 @@ class Rank(Process):
             self.is_dying = True
             self._end_script(later=fault.amount)
         elif fault.what is What.RAISES:  # it fails of what a thread has raised, and cleans up
-            self._say(thread="pin", exit_code=1, chain=[OWN._asdict()])
+            self._say(thread="pin", end={"exit_code": 1, "chain": [OWN._asdict()]})
             self.clock.after(fault.amount, self._raise, *SAYS[fault.what])
         else:
             self._raise(*SAYS[fault.what], fault.amount)
