@@ -116,57 +116,32 @@ def load(_):
 if __name__ == "__main__":
     list(ProcessPoolExecutor(1).map(load, [1]))
 """
-HYDRA = """
-import hydra
-@hydra.main(version_base=None)
-def main(config): raise ValueError('loss is nan')
-main()
-"""
-WORKERS = """
+DATA_LOADER = """
 from torch.utils.data import DataLoader
-
-class Samples:
-    def __len__(self):
-        return 4
-
+class Samples(list):
     def __getitem__(self, i):
-        try:
-            return [0.0][i]
-        except IndexError:
-            raise ValueError(f"bad sample {i}")
-
+        raise ValueError(f"bad sample {i}")
 if __name__ == "__main__":
-    list(DataLoader(Samples(), num_workers=1))
+    list(DataLoader(Samples("ab"), num_workers=1))
 """
-SPAWN = """
-import torch.multiprocessing as mp
-
-def train(rank):
-    raise ValueError("loss is nan")
-
-if __name__ == "__main__":
-    mp.start_processes(train, nprocs=1, start_method="fork")  # what mp.spawn calls
-"""
+SAMPLE_0 = "bad sample 0 (in DataLoader worker process 0)"
 
 
-TORCH = {"marks": pytest.mark.torch}
-INDEX = "(while handling IndexError: list index out of range)"
-SAMPLE_1 = f"bad sample 1 (in DataLoader worker process 0) {INDEX}"
-LIBRARIES = [
-    pytest.param(HYDRA, "loss is nan", "", id="hydra"),
-    pytest.param(POOL_OF_PROCESSES, f"of a child {FROM}", "in load", id="pool"),
-    pytest.param(WORKERS, SAMPLE_1, "in __getitem__", id="data loader", **TORCH),
-    pytest.param(SPAWN, "loss is nan (in spawned process 0)", "in train", id="spawn", **TORCH),
-]
-
-
-@pytest.mark.parametrize(("text", "says", "frame"), LIBRARIES)
+@pytest.mark.parametrize(
+    ("text", "says", "frame"),
+    [
+        pytest.param(POOL_OF_PROCESSES, f"of a child {FROM}", "in load", id="pool"),
+        pytest.param(
+            DATA_LOADER, SAMPLE_0, "in __getitem__", id="data loader", marks=pytest.mark.torch
+        ),
+    ],
+)
 def test_what_libraries_make_of_an_exception(rank, text, says, frame):
     code, told = rank(text)
     exit_ = exit_of(told)
     assert code == 1 and f"failed with ValueError: {says}" in headline(exit_)
     files = [line for line in raised.frames(exit_.chain).splitlines() if "File " in line]
-    assert frame == "" or frame in files[-1]
+    assert frame in files[-1]
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
@@ -185,33 +160,6 @@ def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
     assert (code, told) == (6, [])
 
 
-MANAGER = """
-import multiprocessing as m, os, signal
-if __name__ == "__main__":
-    with m.Manager() as manager:
-        values = manager.dict()
-        os.kill(manager._process.pid, signal.SIGKILL)
-        manager._process.join()
-        values["x"]
-"""
-PIPE = "import multiprocessing as m\na, b = m.Pipe(); b.close(); "
-# Real ends of real connections: those between processes of multiprocessing may be another rank's.
-CONNECTIONS = [
-    ("import pickle; pickle.loads(b'')", "EOFError", False),
-    (PIPE + "a.recv()", "EOFError", True),
-    (MANAGER, "", True),
-]
-
-
-@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(3))
-def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
-    rank, text, exception, secondary
-):
-    _, told = rank(text)
-    assert f" failed with {exception}" in headline(exit_of(told))
-    assert is_secondary(exit_of(told)) is secondary
-
-
 BY_ITSELF = """
 import multiprocessing as m, os, signal, time
 def load(end):
@@ -228,8 +176,6 @@ KILLS = "os.kill(os.getpid(), signal.{})"
 CHILD_ENDS = [
     (KILLS.format("SIGKILL"), "mine.recv()", 9),
     (KILLS.format("SIGKILL"), "try:\n        mine.recv()\n    finally: process.join()", 0),
-    # it is known how that one ended already
-    (KILLS.format("SIGKILL"), "process._popen.wait(); mine.recv()", 9),
     # behind another exception
     (KILLS.format("SIGSEGV"), "try: mine.recv()\n    except EOFError: int('x')", 11),
     # somebody ended it, it ended by itself, it lives, or no connection broke
@@ -301,14 +247,12 @@ OWN_TEXT = (
 
 
 SAMPLE = "ValueError: bad sample 7 of two lines"
-REPLICA = WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0")
 SPAWN_RAISED = "torch.multiprocessing.spawn.ProcessRaisedException"
 DENIED = "PermissionError: [Errno 13] Permission denied: '/ckpt/3'"
 OF_ZERO = "ZeroDivisionError: division by zero)"
 TOLD = [
     # What is raised, with which text; how the reason begins; the innermost frame.
     ("ValueError", WORKER, f"{SAMPLE} (in DataLoader worker process 3)", "line 12"),
-    ("RuntimeError", REPLICA, f"{SAMPLE} (in replica 0 on device 0)", "line 12"),
     (SPAWN_RAISED, SPAWNED, f"E: (in spawned process 1) (while handling {OF_ZERO}", "line 3"),
     ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
     ("CheckpointException", CHECKPOINT, f"{DENIED} (on rank 3, in a checkpoint)", "line 3"),
@@ -325,12 +269,6 @@ def test_exceptions_that_are_told_as_text(exception, message, says, line):
     assert raised.headline(links).startswith(f"failed with {says}")
     assert raised.frames(links).splitlines()[-2:][0].count(line) or line == ""
     assert not any(map(raised.is_secondary, links))
-
-
-def test_an_origin_is_named_however_long_both_are():
-    chain = [raised.Link("A", "a" * 5000), raised.Link("B", "b" * 5000, how="cause")]
-    line = raised.headline(raised.read(chain))
-    assert len(line) < 500 and line.startswith("failed with A: aaa") and " (from B: bbb" in line
 
 
 PYTHON, SITE = "/usr/lib/python3.11", "/usr/lib/python3.11/site-packages"
