@@ -37,7 +37,7 @@ WAITS, MEMORY, AT = ("rank 1 waits",), "out of memory", "12:34:56 UTC"
 PLACE = "load, data.py:12"
 BAD_THREAD = ' (thread "pin" raised ValueError: bad file, 3.0 s earlier)'
 OF_THREAD, OTHER = raised("F", notes=WAITS), ' (thread "pin" raised F, 0.2 s earlier)'
-OF_MEMORY = Exit(4, recorded=MEMORY)
+OF_MEMORY, LATE_ABORT = Exit(4, recorded=MEMORY), Exit(ABRT, at=AT, after_script=True)
 OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
 TIMED_OUT = Cause.TIMED_OUT
 LACKS, SMDDP = "failed with ModuleNotFoundError: No module named", "smdistributed.dataparallel"
@@ -69,6 +69,7 @@ ENDS = [
     (f"{KILLED_BY_SEGV} in {PLACE}", 139, OWN, Exit(SEGV, place=PLACE)),
     (f"{KILLED_BY_ABRT} in {PLACE}{SEE}", 134, ABORTED, Exit(ABRT, place=PLACE, at=AT)),
     (f"{KILLED_BY_ABRT}{SEE}", 134, ABORTED, Exit(ABRT, at=AT)),
+    (f"{KILLED_BY_ABRT} after its script had ended{SEE}", 134, ABORTED, LATE_ABORT),
     (f"{KILLED_BY_ABRT}: no memory", 134, ABORTED, Exit(ABRT, words="no memory")),
     (f"{LACKS} 'smdistributed' (see --launcher-smddp-compat)", *of_import("smdistributed")),
     (f"{LACKS} '{SMDDP}' (see --launcher-smddp-compat)", *of_import(SMDDP)),
@@ -94,17 +95,13 @@ def test_the_first_line_is_what_a_person_needs(row):
     assert failure.text.splitlines()[:2] == lines
 
 
-def test_what_failed_after_the_script_is_told():
-    failure = of_rank(RANK, 5, Exit(ABRT, at="12:34:56 UTC", after_script=True), 10.0)
-    assert failure.headline == f"{RANK} {KILLED_BY_ABRT} after its script had ended{SEE}"
-
-
 def test_long_texts_leave_room_for_what_stands_behind_them():
     long = read([Link("E", "x" * 5000), Link("E", "y" * 5000, how="cause")])
     aside = Aside("n" * 100, raised("F", "z" * 5000), 3.0)
     first = of_rank(RANK, 5, Exit(1, long, recorded="out of memory: a"), 10.0, aside).headline
     assert len(first) <= 500 and first.endswith(", 3.0 s earlier)")
     assert "failed with E: xxx" in first and "; out of memory: a (thread" in first
+    assert " (from E: yyy" in failed(Exit(1, long)).headline
 
 
 def test_the_frames_below_are_those_of_what_is_named():
@@ -175,27 +172,11 @@ def test_where_the_failure_file_goes(tmp_path):
     assert output_dir({"SM_OUTPUT_DIR": "/o", "SAGEMAKER_BASE_DIR": "/b"}) == "/o"
 
 
-def test_never_over_an_existing_file(tmp_path, logged):
-    environ = {"SM_OUTPUT_DIR": str(tmp_path)}
-    write_failure("first \ud800", environ)
-    write_failure("second", environ)
-    assert (tmp_path / "failure").read_text() == "first ?"
-    assert "kept as it is" in logged()
-
-
-@pytest.mark.parametrize("kind", ["missing", "a file", "read-only"])
-def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, logged, kind):
-    folder = tmp_path / "out"
-    if kind == "a file":
-        folder.write_text("")
-    elif kind == "read-only":
-        if os.geteuid() == 0:
-            folder = "/proc/1"  # root may write to any other
-        else:
-            folder.mkdir(mode=0o500)
-    write_failure("text", {"SM_OUTPUT_DIR": str(folder)})
-    assert f"warning: cannot write {folder}/failure" in logged()
-    write_failure("text", {"SM_OUTPUT_DIR": str(folder)}, quiet=True)
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, logged):
+    environ = {"SM_OUTPUT_DIR": str(tmp_path / "missing")}
+    write_failure("text", environ)
+    assert f"warning: cannot write {tmp_path}/missing/failure" in logged()
+    write_failure("text", environ, quiet=True)
     assert logged() == ""
 
 
@@ -208,13 +189,14 @@ def test_space_is_reserved_and_a_file_without_text_does_not_stay(tmp_path, logge
     assert os.fstat(reserve[0]).st_blocks * 512 >= 8192 and list(folder.iterdir()) == []
 
     def full(path, *_, **__):
+        assert reserve == []
         Path(path).touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(failure, "open", full, raising=False)
     write_failure("text", environ)
     assert "failure (No space left on device)" in logged()
-    assert reserve == [] and list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture
@@ -232,29 +214,23 @@ def test_a_file_of_an_earlier_run_is_replaced_once(earlier, logged):
     path, environ = earlier
     os.utime(path, (2**31, 2**31))  # a clock that goes wrong
     prepare_failure(environ)
-    write_failure("of this job", environ)
-    assert path.read_text() == "of this job"
+    write_failure("of this job \ud800", environ)
     assert logged() == f"launcher: {path} was left by an earlier run; it has been replaced.\n"
     write_failure("again", environ)
-    assert path.read_text() == "of this job"
+    assert path.read_text() == "of this job ?" and "kept as it is" in logged()
 
 
-@pytest.mark.parametrize("how", ["written over", "replaced", "removed and made"])
+@pytest.mark.parametrize("how", ["written over", "replaced"])
 def test_a_scripts_own_file_of_this_run_stays_though_there_was_one_before(earlier, how, logged):
     path, environ = earlier
-    text = "of the other job"  # which is as long
-    if how == "replaced":
-        other = path.with_name("other")
-        other.write_text(text)
-        os.replace(other, path)
-    else:
-        if how == "removed and made":
-            path.unlink()
-        before = os.stat(path.parent)
-        path.write_text(text)
-        os.utime(path, (before.st_atime + 1, before.st_mtime + 1))
+    before = os.stat(path)
+    written = path if how == "written over" else path.with_name("other")
+    written.write_text("of the other job")  # which is as long
+    later = before.st_mtime_ns + (1 if how == "written over" else 0)
+    os.utime(written, ns=(before.st_atime_ns, later))
+    os.replace(written, path)
     write_failure("of the launcher", environ)
-    assert path.read_text() == text and "kept as it is" in logged()
+    assert path.read_text() == "of the other job" and "kept as it is" in logged()
 
 
 def test_what_is_no_file_is_none_of_an_earlier_run(tmp_path, logged, monkeypatch):
