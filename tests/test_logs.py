@@ -4,7 +4,6 @@ import importlib
 import os
 import resource
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -18,29 +17,27 @@ with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
 # Streams, alone.
 
 
-def show(text: bytes, prefix: bytes = b"") -> tuple[bytes, int]:
-    """Return what a console that is a pipe got of a stream, and how many bytes it did not get."""
-    (reader, writer), (pipe, prints) = os.pipe(), os.pipe()
-    stream = output.Stream(pipe, output.Console(writer), -1, prefix, True, False)
-    console = os.fdopen(reader, "rb")
-    with ThreadPoolExecutor() as pool, console:
-        shown = pool.submit(console.read)
-        for begin in range(0, len(text), 1000):
-            os.write(prints, text[begin : begin + 1000])
-            stream.read(0.0)
-        os.close(prints)
-        left_out = stream.finish(time.monotonic() + 60)
-        for descriptor in {pipe, writer, stream.console.descriptor}:
-            os.close(descriptor)
-    return shown.result(), left_out
+@pytest.fixture
+def stream_to(tmp_path):
+    """Make a stream to a console that is a file: stream_to(prefix) -> it, and what prints to it."""
+    pipe, prints = os.pipe()
+    with open(tmp_path / "console", "wb") as console, open(prints, "wb", buffering=0) as file:
+        to = output.Console(console.fileno())
+        yield lambda prefix: (output.Stream(pipe, to, -1, prefix, True, False), file)
+    os.close(pipe)
 
 
-def test_lines_begin_with_their_rank():
+@pytest.mark.parametrize("prefix", [b"", b"[rank 5] "])
+def test_lines_begin_with_their_rank(stream_to, tmp_path, prefix):
     text = b"begun " + b"x" * 200_000 + b" and ended\r\n\n" + b"line\n" * 50_000 + b"no end"
-    lines = b"".join(b"[rank 5] " + line for line in text.splitlines(keepends=True))
+    stream, prints = stream_to(prefix)
+    for begin in range(0, len(text), 1000):
+        prints.write(text[begin : begin + 1000])
+        stream.read(0.0)
+    assert stream.finish(time.monotonic() + 60) == 0
+    lines = b"".join(prefix + line for line in text.splitlines(keepends=True))
     # A last line gets its end: what others write then is a line of its own.
-    assert show(text, b"[rank 5] ") == (lines + b"\n", 0)
-    assert show(text) == (text + b"\n", 0)
+    assert (tmp_path / "console").read_bytes() == lines + b"\n"
 
 
 def test_a_rank_without_a_file_waits_for_a_console_that_nobody_reads():
@@ -81,15 +78,8 @@ BARS = {
         *(b"\rA 3/9\n\rB 9/9\nthe end", "end", ["A 3/9", "B 9/9", "the end"]),
     ],
     "two, and lines printed between them": [
-        *(
-            b"\rA 1/9\n\rB 1/9\x1b[A",
-            b"log 1\n",
-            b"\rB 2/9\x1b[A",
-            b"log 2\n",
-            b"\rB 3/9",
-            b"log 3\n",
-        ),
-        *("end", ["A 1/9", "log 1", "B 3/9", "log 2", "log 3"]),
+        *(b"\rA 1/9\n\rB 1/9\x1b[A", b"log 1\n", b"\rB 2/9\x1b[A", b"log 2\n"),
+        *(b"\rB 3/9", b"log 3\n", "end", ["A 1/9", "log 1", "B 3/9", "log 2", "log 3"]),
     ],
     "as rich writes them": [
         *(b"A 0\nB 0", 1, ["A 0", "B 0"], RICH + b"A 1\nB 1", 1, ["", "A 1", "B 1"]),
@@ -115,29 +105,25 @@ def little_memory():
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("steps", BARS.values(), ids=BARS)
-def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
+def test_a_bar_on_a_console_that_is_no_terminal(stream_to, tmp_path, steps):
     """Of its states one each 5 s is a line, and the last one; other lines are whole at once."""
-    with open(tmp_path / "console", "wb") as console:
-        (pipe, prints), now, seen = os.pipe(), 100.0, 0
-        stream = output.Stream(pipe, output.Console(console.fileno()), -1, b"", True, False)
-        for step in steps:
-            if isinstance(step, bytes):
-                now += 0.02
-                os.write(prints, step)
-                stream.read(now)
-            elif step == "end":
-                stream.finish(time.monotonic())
-            elif isinstance(step, list):
-                text = (tmp_path / "console").read_bytes().decode()
-                assert text[seen:].removesuffix("\n").split("\n") == (step or [""])
-                seen = len(text)
-            else:
-                for _ in range(round(step / 0.1)):
-                    now += 0.1
-                    if now >= stream.due:
-                        stream.show_due(now)
-        os.close(prints)
-        os.close(pipe)
+    (stream, prints), now, seen = stream_to(b""), 100.0, 0
+    for step in steps:
+        if isinstance(step, bytes):
+            now += 0.02
+            prints.write(step)
+            stream.read(now)
+        elif step == "end":
+            stream.finish(time.monotonic())
+        elif isinstance(step, list):
+            text = (tmp_path / "console").read_bytes().decode()
+            assert text[seen:].removesuffix("\n").split("\n") == (step or [""])
+            seen = len(text)
+        else:
+            for _ in range(round(step / 0.1)):
+                now += 0.1
+                if now >= stream.due:
+                    stream.show_due(now)
 
 
 # Jobs.
