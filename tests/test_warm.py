@@ -65,50 +65,36 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     assert f"launcher: --launcher-start warm falls back to cold: {says}" in host.err, host.log()
 
 
-FOLLOWS_STDERR = """
-import logging, sys
+OWN = """
+import logging, os, sys
 
 class Handler(logging.Handler):  # as one of torch 2.14
     stream = property(lambda self: sys.stderr)
 
 logging.getLogger("own").addHandler(Handler())
-"""
-
-
-@pytest.mark.torch
-def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
-    (tmp_path / "own.py").write_text(FOLLOWS_STDERR)
-    folders = str(WARM), str(WARM.parent / "run")
-    files = [path.stem for folder in folders for path in Path(folder).glob("*.py")]
-    path = script(
-        "import sys; print('own' in sys.modules, 'torch' in sys.modules)\n"
-        f"print(sys.modules.keys() & {{*{files}}} or {{*{folders}}}.intersection(sys.path))"
-    )
-    words = ["--launcher-start", "warm", "--launcher-preload", "own"]
-    host = start("--train-script", path, *words, PYTHONPATH=str(tmp_path))
-    assert host.wait() == 0 and host.out == "True True\nset()\n", host.log()
-
-
-CHANGES = """
-import os
 os.environ["ADDED"] = os.environ["CHANGED"] = "by the import"
 os.environ["RANK"] = "by the import"
 del os.environ["REMOVED"]
 """
 
 
-@pytest.mark.systems
 @pytest.mark.torch
-def test_an_import_may_change_the_environment(start, script, tmp_path):
-    """As it does in a rank that imports it, but not what is the rank's own."""
-    (tmp_path / "odd.py").write_text(CHANGES)
+def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
+    """It changes the environment as in a rank that imports it, but not what is the rank's own."""
+    (tmp_path / "own.py").write_text(OWN)
+    folders = str(WARM), str(WARM.parent / "run")
+    files = [path.stem for folder in folders for path in Path(folder).glob("*.py")]
     names = ("ADDED", "CHANGED", "REMOVED", "RANK")
-    path = script(f"import os; print(*map(os.environ.get, {names}), sep=', ', flush=True)")
-    words = ["--launcher-start", "warm", "--launcher-preload", "odd"]
+    path = script(
+        "import os, sys; print('own' in sys.modules, 'torch' in sys.modules)\n"
+        f"print(sys.modules.keys() & {{*{files}}} or {{*{folders}}}.intersection(sys.path))\n"
+        f"print(*map(os.environ.get, {names}), sep=', ')"
+    )
+    words = ["--launcher-start", "warm", "--launcher-preload", "own"]
     others = {"CHANGED": "before", "REMOVED": "before", "PYTHONPATH": str(tmp_path)}
     host = start("--train-script", path, *words, **others)
     assert host.wait() == 0, host.log()
-    assert host.out == "by the import, by the import, None, 0\n"
+    assert host.out == "True True\nset()\nby the import, by the import, None, 0\n"
 
 
 def two_ranks_after(script, preload):
