@@ -356,14 +356,9 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """Return every process that has this host's environment, orphans too."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("HOST_UNDER_TEST") == str(self.folder):
-                    found.append(process)
-            except psutil.Error:
-                pass
-        return found
+        environs = {one: one.info["environ"] or {} for one in psutil.process_iter(["environ"])}
+        folder = str(self.folder)
+        return [one for one, own in environs.items() if own.get("HOST_UNDER_TEST") == folder]
 
     def leftovers(self) -> list[str]:
         """Return what the job left behind: processes and temporary files."""
@@ -375,10 +370,8 @@ class Host:
 
     def end(self) -> None:
         for process in self.processes():
-            try:
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                pass
         self.process.wait(60)
         shutil.rmtree(self.tmp)
 
