@@ -238,21 +238,16 @@ def run_as_rank(
     listens = threading.Thread(target=listen)
     listens.start()
     with its:
-        names = {"LAUNCHER_KEEPER": str(its.fileno())}
-        process = subprocess.Popen(
+        ran = subprocess.run(
             argv,
-            env={**(os.environ if env is None else env), **names},
+            env={**(os.environ if env is None else env), "LAUNCHER_KEEPER": str(its.fileno())},
             pass_fds=(its.fileno(),),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            timeout=150,
         )
-    try:
-        out, err = process.communicate(timeout=150)
-    finally:
-        process.kill()
     listens.join()
-    return Ran(process.returncode, out, err, told, "".join(crash))
+    return Ran(ran.returncode, ran.stdout, ran.stderr, told, "".join(crash))
 
 
 class Host:

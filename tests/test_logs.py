@@ -224,13 +224,7 @@ def test_what_torchrun_redirects_stays_its_own(start, script):
 
 @pytest.mark.torch
 def test_a_launcher_below_another_has_no_logs(start, script):
-    """It has the variables of the one above, whose files these are."""
-    inner = "import subprocess, sys, os\nfor n in [*os.environ]:\n"
-    inner += "    if n.startswith(('TORCHELASTIC', 'LOCAL_')): del os.environ[n]\n"
-    inner += "words = ['-m', 'launcher', '--train-script', 'inner.py']\n"
-    inner += "sys.exit(subprocess.call([sys.executable, *words]))"
-    script("print('inner')", "inner.py")
-    words = ("--train-script", script(inner), "--launcher-nproc-per-node", "1")
-    host = start(*words, LAUNCHER_LOG_DIR="logs")
-    assert host.wait() == 0, host.log()
-    assert host.out.count("inner\n") == 1 and log_of(0).read_text() == host.out
+    """It has the variables of the one above, whose files these are, and its mark."""
+    host = host_with(start, script("print('inner')"), nproc=1, LAUNCHER_JOB_MARK="above")
+    host.ends(0)
+    assert host.out == "inner\n" and not log_of(0).exists()
