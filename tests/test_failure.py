@@ -227,11 +227,10 @@ def test_a_scripts_own_file_of_this_run_stays_though_there_was_one_before(earlie
     assert path.read_text() == "of the other job" and "kept as it is" in logged()
 
 
-def test_what_is_no_file_is_none_of_an_earlier_run(tmp_path, logged, monkeypatch):
-    monkeypatch.setattr(failure, "_earlier", {})
-    environ = {"SM_OUTPUT_DIR": str(tmp_path)}
-    (tmp_path / "elsewhere").write_text("theirs")
-    (tmp_path / "failure").symlink_to(tmp_path / "elsewhere")
+def test_what_is_no_file_is_none_of_an_earlier_run(earlier):
+    path, environ = earlier
+    elsewhere = path.rename(path.with_name("elsewhere"))
+    path.symlink_to(elsewhere)
     prepare_failure(environ)
     write_failure("text", environ)
-    assert (tmp_path / "elsewhere").read_text() == "theirs"
+    assert elsewhere.read_text() == "of the first job"

@@ -111,6 +111,12 @@ def load(_):
 if __name__ == "__main__":
     list(ProcessPoolExecutor(1).map(load, [1]))
 """
+HYDRA = """
+import hydra
+@hydra.main(version_base=None)
+def main(config): raise ValueError('loss is nan')
+main()
+"""
 DATA_LOADER = """
 from torch.utils.data import DataLoader
 class Samples(list):
@@ -125,6 +131,7 @@ SAMPLE_0 = "bad sample 0 (in DataLoader worker process 0)"
 @pytest.mark.parametrize(
     ("text", "says", "frame"),
     [
+        pytest.param(HYDRA, "loss is nan", "in main", id="hydra"),
         pytest.param(POOL_OF_PROCESSES, f"of a child {FROM}", "in load", id="pool"),
         pytest.param(
             DATA_LOADER, SAMPLE_0, "in __getitem__", id="data loader", marks=pytest.mark.torch
