@@ -325,7 +325,6 @@ PLACES = [
     ((f"{SITE}/torch/utils/data/_utils/fetch.py", "/t/train.py"), False),
     ((f"{SITE}/torch/autograd/graph.py", "/t/train.py"), False),
     ((f"{PYTHON}/multiprocessing/managers.py", "/t/a.py", f"{PYTHON}/http/client.py"), False),
-    (("/t/train.py",), False),
     ((), False),
 ]
 
