@@ -1,6 +1,8 @@
 """Every start of the launcher begins here: `python -m launcher`; `python launcher/__main__.py`, as
 SageMaker runs an entry point; sm_launch.py, which also runs this file by its path; and
 bundle/__main__.py, the start of the one-file launcher.
+
+__init__.py, next to this file, says where each decision is made.
 """
 
 import os

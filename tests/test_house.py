@@ -64,8 +64,8 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7787,
-    ("run", "warm"): 2699,
+    ("",): 7788,
+    ("run", "warm"): 2700,
     ("watch",): 1073,
     ("peers",): 861,
     ("job",): 1500,

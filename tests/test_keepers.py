@@ -274,8 +274,8 @@ def test_a_kill_for_memory_that_was_counted_stands_behind_an_end(
     with keeper(
         7,
         RUNS,
-        said(thread="pin", end=end),
-        said(thread="pin", end={**nothing, **CLUES}),
+        said(thread={"name": "pin", "end": end}),
+        said(thread={"name": "pin", "end": {**nothing, **CLUES}}),
         said(end=end),
         {"ended": {**ENDED, **clues, "exit_code": code}},
     ):

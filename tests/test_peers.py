@@ -723,7 +723,7 @@ COORDINATORS = [
 
 def test_messages_arrive_as_they_were_sent():
     said = hello(job(SECOND, fingerprint={**SAME, "words": ["a", "b"]}))
-    assert messages.from_stranger(wire(said)) == said and said.grace == 60
+    assert messages.from_stranger(wire(said)) == said and said.longest_grace == 60
     for message in MEMBERS:
         assert messages.from_member(wire(message)) == message
     for message in COORDINATORS:
@@ -740,7 +740,7 @@ NESTED = json.loads("[" * 900 + "]" * 900)
 HELLO = hello(job(SECOND))
 INVALID = [
     *((messages.from_stranger, changed(HELLO, "fingerprint", {"a": v})) for v in (7, {}, NESTED)),
-    *((messages.from_stranger, changed(HELLO, name, 1e9j)) for name in ("job", "grace")),
+    *((messages.from_stranger, changed(HELLO, name, 1e9j)) for name in ("job", "longest_grace")),
     *(
         (messages.from_member, changed(Stop(15), "number", value))
         for value in (0, 9, True, "1", None)

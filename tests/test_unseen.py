@@ -199,9 +199,9 @@ thread.join()
 def test_what_a_thread_raises_is_told_and_shown_as_without_us(rank, text):
     ran = rank(PIN + text)
     assert ran.end == ran.plain
-    told = [message for message in ran.told if "thread" in message]
-    assert [message["thread"] for message in told] == (["pin", "it"] if "hook" in text else ["pin"])
-    chain = raised.read([raised.Link(**link) for link in told[0]["chain"]])
+    told = [message["thread"] for message in ran.told if "thread" in message]
+    assert [thread["name"] for thread in told] == (["pin", "it"] if "hook" in text else ["pin"])
+    chain = raised.read([raised.Link(**link) for link in told[0]["end"]["chain"]])
     assert raised.aside(chain) == "raised ValueError: bad file (from KeyError: 'page')"
     assert "rank.py" not in chain[0].frames
 

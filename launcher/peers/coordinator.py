@@ -110,7 +110,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     state = state._replace(
         joined={**state.joined, other.host: event.address},
         absent=state.absent - {other.host},
-        grace=max(state.grace, other.grace),
+        longest_grace=max(state.longest_grace, other.longest_grace),
     )
     is_own, more = other.host == state.job.current_host, tuple[events.Action, ...]()
     welcome = () if is_own else _send(messages.Welcome(), other.host)
@@ -378,7 +378,7 @@ def _bound(state: JobState, *, is_restart: bool) -> float:
     if not state.attempt:
         return _LATE_HOSTS_SECONDS  # no rank has started
     job = state.job
-    bound = state.grace + _KILL_SECONDS + _REPLY_SECONDS + job.options.host_timeout
+    bound = state.longest_grace + _KILL_SECONDS + _REPLY_SECONDS + job.options.host_timeout
     return min(bound, job.restart_timeout) if is_restart and job.members else bound
 
 

@@ -49,7 +49,7 @@ class Hello(NamedTuple):
     job: str
     host: str
     fingerprint: Mapping[str, Any]
-    grace: float
+    longest_grace: float
 
     def __repr__(self) -> str:  # the fingerprint has the script's arguments, which may be secret
         return f"Hello(job={self.job!r}, host={self.host!r})"

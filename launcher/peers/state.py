@@ -69,7 +69,7 @@ class JobState(NamedTuple):
     phase: JobPhase
     hello: Hello  # this host's own
     absent: frozenset[str]  # hosts that have not joined yet
-    grace: float = 0.0  # the longest of all hosts that have joined
+    longest_grace: float = 0.0  # of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
     joined: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses

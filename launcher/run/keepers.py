@@ -175,8 +175,8 @@ class Keepers(Lobby[_Connection]):
             self.watch.script_ended(pid, now)
             return _event(events.ScriptEnded, rank, message["script_ended"])
         elif "thread" in message:
-            end = self._end(message["end"])
-            return events.ThreadRaised(rank, str(message["thread"]), end) if end.chain else None
+            name, end = str(message["thread"]["name"]), self._end(message["thread"]["end"])
+            return events.ThreadRaised(rank, name, end) if end.chain else None
         elif "end" in message:
             self.watch.failed(pid, message.get("groups"))
             return events.RankExits(rank, self._end(message["end"]))

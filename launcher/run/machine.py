@@ -232,22 +232,26 @@ def _interrupted(state: State, now: float) -> Step:
 # The end of ranks.
 
 
-def _end(state: State, why: Why, now: float, number: int, end_number: int) -> Step:
-    """End all ranks by a signal; `end_number` is that of the coordinator's End."""
+def _end(state: State, why: Why, now: float, signal_number: int, end_number: int) -> Step:
+    """End all ranks by a signal, of which keepers send each rank only the first.
+
+    `end_number` is that of the coordinator's End, LOCAL if it has not commanded one.
+    """
     grace, phase = state.grace(why), state.phase
     deadline = now + grace
     if isinstance(phase, Ending):
         deadline = max(deadline, phase.deadline)
-    ending = Ending(why, end_number, deadline, frozenset(state.ranks), number)
+    ending = Ending(why, end_number, deadline, frozenset(state.ranks), signal_number)
     if state.alive and why is not Why.SUCCESS:
         # Before keepers kill the ranks: afterwards nobody knows where they were.
         ending = ending._replace(warn_at=deadline - min(WARN_SECONDS, grace / 2))
     said: Actions = ()
     if why is Why.STOP:
-        said = (Note("stop", cause=signal_name(number)), *map(Log, summary.stopping(state, number)))
+        lines = map(Log, summary.stopping(state, signal_number))
+        said = (Note("stop", cause=signal_name(signal_number)), *lines)
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
-    end = events.EndRanks(state.ends, number, grace, waits=why is Why.STOP)
+    end = events.EndRanks(state.ends, signal_number, grace, waits=why is Why.STOP)
     state, actions = _if_clear(state, ending, (), now)
     return state, (*said, end, *actions)
 

@@ -10,7 +10,7 @@ Its messages to the launcher, which the keeper passes on to keepers.py (`_said`)
 
     script_ended: alone               when the script has ended by itself
     end, groups                       why it failed (describe.py), and its process groups
-    thread: its name, and the end     an exception in a thread
+    thread: its name, and its end     an exception in a thread
     watch: a signal; poll: a number   that it can be polled, and each reply (watch/in_rank.py)
     no JSON                           what faulthandler has written, at a crash or that signal
 """
@@ -168,7 +168,7 @@ def report_threads(keeper: KeeperConnection) -> None:
             if is_due and not issubclass(args.exc_type, SystemExit):
                 reported_at = monotonic()
                 name = str(args.thread.name)[:_NAME] if args.thread else ""
-                keeper.send({"thread": name, "end": describe.end(args.exc_value)})
+                keeper.send({"thread": {"name": name, "end": describe.end(args.exc_value)}})
         hook(args)
 
     threading.excepthook = show

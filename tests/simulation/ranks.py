@@ -197,7 +197,8 @@ class Rank(Process):
             self.is_dying = True
             self._end_script(later=fault.amount)
         elif fault.what is What.RAISES:  # it fails of what a thread has raised, and cleans up
-            self._say(thread="pin", end={"exit_code": 1, "chain": [OWN._asdict()]})
+            raised = {"exit_code": 1, "chain": [OWN._asdict()]}
+            self._say(thread={"name": "pin", "end": raised})
             self.clock.after(fault.amount, self._raise, *SAYS[fault.what])
         else:
             self._raise(*SAYS[fault.what], fault.amount)
