@@ -7,7 +7,7 @@ from conftest import LAUNCHER, completed
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import EVENTS
-from timelines import adds_up, large, line, write
+from timelines import RUNNING, adds_up, large, line, write
 
 from launcher.errors import LaunchError
 from launcher_tools import timeline as tool
@@ -39,7 +39,7 @@ def marks(found, host, rank=None):
 
 
 def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
-    found = timeline({host: parsed(text)[0] for host, text in large().items()})
+    found = timeline({host: parsed(text)[0] for host, text in sorted(large().items())})
     assert (found.how, found.exit_code, found.attempts) == ("stopped", 143, 2)
     assert [*found.hosts] == [f"algo-{n}" for n in range(1, 17)]
     assert len(found.lanes) == 128 and adds_up(found)
@@ -79,52 +79,30 @@ def test_hosts_are_aligned_where_an_attempt_begins():
     ]  # fmt: skip
 
 
-def test_seconds_are_those_of_the_host_with_most_attempts():
-    one = line(2, "began", job="x") + line(7, "attempt")
-    two = line(0, "began", "algo-2", job="x") + line(2, "attempt", "algo-2")
-    two += line(22, "attempt", "algo-2", attempt=2)
-    found = drawn_of(one.replace("T16:", "T05:"), two)
-    assert found.utc % 86400 == 16 * 3600 - 3  # algo-1 began 3 s before algo-2's 16:00:00
-
-
 def test_a_line_is_not_earlier_than_those_before_it_in_its_file():
     text = line(0, "began", job="x") + line(9, "attempt") + line(7, "runs", rank=0)
     (lane,) = drawn_of(text + line(30, "ended", exit_code=0)).lanes
     assert kinds(lane) == [("joining", 0, 9), ("training", 9, 21)]
 
 
-def test_lanes_are_in_peoples_order():
-    texts = [line(0, "began", f"algo-{number}", job="x") for number in (10, 2, 1)]
-    assert [*drawn_of(*texts).hosts] == ["algo-1", "algo-2", "algo-10"]
-
-
 def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it():
+    """They have a short line in the text: gloo's message has 35 words."""
     cause = "algo-1, rank 2 (local rank 2) failed with ValueError: x"
-    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
-    text += line(8, "failed", rank=0, cause="Connection closed by peer", exit_code=1)
+    also = "algo-1, rank 0 (local rank 0) failed with RuntimeError: Connection closed by peer"
+    text = RUNNING + line(
+        8, "failed", rank=0, cause=also + 35 * " words", text="Traceback\n  File y"
+    )
     text += line(8.1, "failed", rank=2, cause=cause, exit_code=1, text="Traceback\n  File x")
     text += line(8.2, "restart", cause=f"attempt 1 of 2 failed after 8 s: {cause}; restarting")
     text += line(9, "ended", rank=0, exit_code=-15) + line(9, "ended", rank=2, exit_code=1)
     found = drawn_of(text)
     assert [marks(found, "algo-1", rank) for rank in (0, 2)] == [[], ["failed"]]
     assert [lane.ended for lane in found.lanes] == ["SIGTERM", "exit 1"]
-    also, failed, restart = found.events
-    assert [event.kind for event in (also, failed, restart)] == ["also failed", "failed", "restart"]
-    assert failed.line.text == "Traceback\n  File x"
-
-
-def test_who_only_failed_with_another_is_so_called_in_a_short_line():
-    """As of gloo, whose message has 35 words."""
-    cause = "algo-1, rank 0 (local rank 0) failed with ValueError: x"
-    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
-    text += line(8, "failed", rank=0, cause=cause, exit_code=1)
-    gloo = "RuntimeError: Connection closed by peer. This is typically caused by" + 30 * " words"
-    failed = f"algo-1, rank 1 (local rank 1) failed with {gloo}"
-    text += line(9, "failed", rank=1, cause=failed, exit_code=1, text="Traceback")
-    rows = tool.text(drawn_of(text), 80)
+    assert [event.kind for event in found.events] == ["also failed", "failed", "restart"]
+    rows = tool.text(found, 80)
     (row,) = (row for row in rows if "also failed" in row)
-    assert row.startswith("16:00:09Z  also failed: algo-1, rank 1 (local rank 1) failed with Runt")
-    assert "closed by peer" in row and len(row) < 200 and "Traceback" not in "".join(rows)
+    assert row.startswith(f"16:00:08Z  also failed: {also}") and len(row) < 200
+    assert [row.strip() for row in rows if "  File " in row] == ["File x"]
 
 
 @pytest.mark.parametrize("also_at", [None, 9.6])
@@ -154,7 +132,9 @@ def test_events_are_listed_by_time_whatever_their_attempt():
     one += line(10, "attempt", attempt=2) + line(20, "failed", attempt=2, rank=0, cause="z")
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(30, "ended", "algo-2", cause="algo-1 was lost", exit_code=69)
-    assert [(event.kind, event.line.seconds) for event in drawn_of(one, two).events] == [
+    found = drawn_of(two.replace("T16:", "T05:"), one)
+    assert found.utc % 86400 == 16 * 3600  # by the host that knows of most attempts
+    assert [(event.kind, event.line.seconds) for event in found.events] == [
         ("failed", 5), ("restart", 5.1), ("stop", 7), ("also failed", 9), ("failed", 20),
         ("ended", 30),
     ]  # fmt: skip
@@ -183,17 +163,15 @@ def test_a_stop_that_killed_ranks_is_no_save_and_is_listed(code):
 
 def test_who_ended_before_the_stop_or_by_an_interrupt_is_not_called_unsaved():
     """A script may have saved when KeyboardInterrupt has left it, and Python ends so."""
-    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
-    text += line(3, "restart", cause="y") + line(4, "ended", rank=0, exit_code=-15)
+    text = RUNNING + line(3, "restart", cause="y") + line(4, "ended", rank=0, exit_code=-15)
     text += line(5, "attempt", attempt=2) + line(6, "runs", rank=0, attempt=2)
     text += line(8, "stop", attempt=2) + line(9, "ended", rank=0, attempt=2, exit_code=-2)
     assert [event.kind for event in drawn_of(text).events] == ["restart", "stop"]
 
 
-def hung():
-    """Return the lines of a hang that ends the job: rank 3 is absent."""
-    text = line(0, "began", job="x") + line(1, "attempt")
-    text += "".join(line(2, "runs", rank=rank) for rank in range(4))
+def test_a_hang_that_ends_the_job():
+    """Rank 3 is absent: bars say why while it lasts, and no second time."""
+    text = RUNNING + "".join(line(2, "runs", rank=rank) for rank in (1, 2, 3))
     why = "algo-1, rank 3 (local rank 3) is absent, where 3 others are waiting."
     cause = f"ranks have made no progress for 6.0 s: {why}"
     text += line(11, "stalled", rank=3, ranks=[0, 1, 2], since=5, cause=cause)
@@ -202,26 +180,16 @@ def hung():
     text += line(24, "failed", rank=3, cause=cause, exit_code=75, text="exit code 75 (why)")
     text += line(24, "ending", cause=cause)
     text += "".join(line(25, "ended", rank=rank, exit_code=-15) for rank in range(4))
-    return text + line(26, "ended", cause=cause, exit_code=75)
-
-
-def test_the_bars_of_a_hang_say_why_while_it_lasts_and_no_second_time():
-    found = drawn_of(hung())
-    why = "algo-1, rank 3 (local rank 3) is absent, where 3 others are waiting."
+    found = drawn_of(text + line(26, "ended", cause=cause, exit_code=75))
     for rank, kind in ((0, "waiting"), (3, "absent")):
         assert [(bar.kind, bar.words) for bar in lane_of(found, rank).bars][3:] == [
             (kind, why), ("ending", ""), ("ended", "exit code -15"),
         ]  # fmt: skip
 
-
-def test_stacks_are_those_of_all_ranks():
-    assert "stacks: all ranks" in "\n".join(tool.text(drawn_of(hung()), 80))
-
-
-def test_a_failures_exit_code_is_said_once_in_its_event():
-    rows = tool.text(drawn_of(hung()), 80)
+    rows = tool.text(found, 80)
+    assert [row for row in rows if "stacks: all ranks" in row]
     (at,) = (number for number, row in enumerate(rows) if "  failed: " in row)
-    assert "exit code" not in rows[at] and rows[at + 1].strip() == "exit code 75 (why)"
+    assert "exit code" not in rows[at] and rows[at + 1].strip() == "exit code 75 (why)"  # once
 
 
 def test_what_no_eye_would_find_has_no_place_in_the_legend():
@@ -246,11 +214,14 @@ def test_where_an_event_happened_is_said_unless_its_words_say_it(rank, cause, sa
     assert event.summary.startswith(said)
 
 
-def test_nothing_is_known_of_a_host_from_when_it_was_lost():
-    one = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
-    one += line(9, "lost", "algo-2", cause="its launcher died") + line(12, "ended", exit_code=69)
+def test_nothing_is_known_of_a_host_from_when_it_was_lost_or_its_file_ends():
+    one, end = RUNNING, line(12, "ended", exit_code=69)
     two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
     two += line(2, "runs", "algo-2", rank=1)
+    running = drawn_of(two)
+    assert running.how == "has not ended" and adds_up(running)
+    assert lane_of(drawn_of(one + end, two), 1).bars[-1][:3] == ("unknown", 2, 10)
+    one += line(9, "lost", "algo-2", cause="its launcher died") + end
     found = drawn_of(one, two)
     assert lane_of(found, 1).bars[-1] == ("unknown", 9, 3, 1, "lost: its launcher died")
     assert marks(found, "algo-2") == ["lost"] and adds_up(found)
@@ -258,24 +229,10 @@ def test_nothing_is_known_of_a_host_from_when_it_was_lost():
     assert [bar.kind for bar in lane_of(found, 1).bars][-2:] == ["training", "ended"]
 
 
-def test_a_host_without_a_word_of_its_end_is_unknown_after_its_last():
-    one = line(0, "began", job="x") + line(1, "attempt") + line(30, "ended", exit_code=1)
-    two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
-    two += line(6, "runs", "algo-2", rank=1)
-    found = drawn_of(one, two)
-    assert lane_of(found, 1).bars[-1][:3] == ("unknown", 6, 24)
-    running = drawn_of(two)  # as of a job that runs
-    assert running.how == "has not ended" and adds_up(running)
-
-
 def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
-    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
-    text += (
-        line(9, "stalled", ranks=[0], since=5)
-        + line(20, "restart")
-        + line(21, "attempt", attempt=2)
-    )
-    text += line(22, "runs", rank=0, attempt=2) + line(30, "ended", rank=0, attempt=2, exit_code=0)
+    text = RUNNING + line(9, "stalled", ranks=[0], since=5) + line(20, "restart")
+    text += line(21, "attempt", attempt=2) + line(22, "runs", rank=0, attempt=2)
+    text += line(30, "ended", rank=0, attempt=2, exit_code=0)
     lane = lane_of(drawn_of(text), 0)
     assert [bar.kind for bar in lane.bars] == [
         "joining", "starting", "training", "waiting", "restarting", "starting", "training",
@@ -323,18 +280,23 @@ def test_lines_that_are_none_are_counted_and_cost_no_others():
     assert bad == len([text for text in BAD if text.strip()]) + (len(lines) == 2)
 
 
-def test_files_that_cannot_be_read_are_noted(tmp_path):
-    good = line(0, "began", job="x") + line(2, "runs", rank=0)
-    folder = write(tmp_path / "logs", {"algo-1": good + '{"cut off', "algo-2": ""})
+def test_the_last_job_of_a_folder_is_drawn_and_what_was_not_read_is_noted(tmp_path):
+    old = line(0, "began", job="old") + line(2, "runs", rank=5)
+    new = line(60, "began", job="new") + line(62, "runs", rank=0)
+    copy = new.replace('"rank": 0', '"rank": 7')
+    files = {"algo-1": old + new + '{"cut off', "algo-1-copy": copy, "algo-2": ""}
+    folder = write(tmp_path / "logs", {**files, "algo-5": old.replace("algo-1", "algo-5")})
     (folder / "algo-3").mkdir()
     (folder / "algo-3" / "events.jsonl").write_bytes(b"\xff\xfe\0")
     (folder / "algo-4" / "events.jsonl").mkdir(parents=True)
     (folder / "stdout.log").write_text("")
     found = tool.read(str(folder))
-    assert [*found.hosts] == ["algo-1"]
+    assert (found.job, [(lane.host, lane.rank) for lane in found.lanes]) == ("new", [("algo-1", 0)])
     assert found.notes == [
         "algo-1/events.jsonl: 1 line unreadable or cut off",
+        "algo-1-copy/events.jsonl belongs to algo-1, which has another file",
         "algo-3/events.jsonl: 1 line unreadable or cut off",
+        "algo-5: its last job is old, not this one",
     ]
 
 
@@ -360,29 +322,10 @@ def test_the_file_with_the_output_of_a_failed_rank_is_named(tmp_path):
         assert f"output: {folder}/algo-1/{name}" in "\n".join(tool.text(found, 80))
 
 
-def test_of_several_jobs_in_a_folder_the_last_is_drawn(tmp_path):
-    old = line(0, "began", job="old") + line(2, "runs", rank=5)
-    new = line(60, "began", job="new") + line(62, "runs", rank=0)
-    folder = write(
-        tmp_path / "logs", {"algo-1": old, "algo-2": (old + new).replace("algo-1", "algo-2")}
-    )
-    found = tool.read(str(folder))
-    assert (found.job, [lane.rank for lane in found.lanes]) == ("new", [0])
-    assert found.notes == ["algo-1: its last job is old, not this one"]
-
-
 def test_a_file_that_names_no_job_is_of_the_job_that_the_others_name():
     """As of a launcher that was killed, whose first line is lost."""
     found = drawn_of(line(0, "began", job="x"), line(60, "runs", "algo-2", rank=1))
     assert (found.job, [*found.hosts], found.notes) == ("x", ["algo-1", "algo-2"], [])
-
-
-def test_a_second_file_of_the_same_host_is_noted(tmp_path):
-    text = line(0, "began", job="x") + line(2, "runs", rank=0)
-    copy = line(0, "began", job="x") + line(2, "runs", rank=7)
-    found = tool.read(str(write(tmp_path / "logs", {"algo-1": text, "algo-1-copy": copy})))
-    assert [lane.rank for lane in found.lanes] == [0]
-    assert found.notes == ["algo-1-copy/events.jsonl belongs to algo-1, which has another file"]
 
 
 # The command.
@@ -415,6 +358,7 @@ def test_the_page_and_the_text(tmp_path):
         ([], "the following arguments are required: DIR; see sm-launch timeline --help."),
         (["--wide", "a"], "unrecognized arguments: --wide; see sm-launch timeline --help."),
         (["none"], "cannot read the folder none (No such file or directory)."),
+        (["logs", "-o", "/dev/full"], "cannot write /dev/full (No space left on device); name"),
         (
             ["."],
             "no host's events.jsonl in .; expected the folder given to --launcher-log-dir or, if "
@@ -422,18 +366,11 @@ def test_the_page_and_the_text(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_one_line(argv, words):
+def test_a_mistake_is_one_line(tmp_path, argv, words):
+    write(tmp_path / "logs", {"algo-1": RUNNING})
     done = completed(*TIMELINE, *argv, code=2)
     assert done.stderr.startswith(f"launcher: {words}") and done.stderr.count("\n") == 1
     assert not os.path.exists("output/failure")
-
-
-def test_a_page_that_cannot_be_written(tmp_path):
-    folder = write(tmp_path / "logs", {"algo-1": line(0, "began", job="x")})
-    with pytest.raises(
-        LaunchError, match=r"cannot write /dev/full \(No space left on device\); name"
-    ):
-        tool.write(tool.read(str(folder)), "/dev/full")
 
 
 # Of real jobs.

@@ -25,6 +25,10 @@ def line(seconds: float, event: str, host: str = "algo-1", attempt: int = 1, **m
     return json.dumps({**known, "event": event, **more}) + "\n"
 
 
+# Of algo-1: its rank 0 runs.
+RUNNING = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+
+
 def write(folder: Path, files: Mapping[str, str]) -> Path:
     """Write the files of hosts below a folder."""
     for host, text in files.items():
