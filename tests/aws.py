@@ -29,12 +29,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def answer(self) -> None:
-        body = self._body()
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         target = self.headers.get("X-Amz-Target", "").partition(".")[2]
         if target:
             request = Request(target, json.loads(body))
         else:
-            form = body.decode() if "x-www-form-urlencoded" in self._kind() else ""
+            is_form = "x-www-form-urlencoded" in self.headers.get("Content-Type", "")
+            form = body.decode() if is_form else ""
             request = Request(f"{self.command} {self.path} {form}".strip(), {})
         self.server.requests.append(request)
         kind, text = _answer(self.server.requests)
@@ -47,48 +48,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = answer
 
-    def _kind(self) -> str:
-        return self.headers.get("Content-Type", "")
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass  # trailers
-        return b"".join(parts)
-
     def log_message(self, *_: object) -> None:
         pass
 
 
-IDENTITY = f"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
-<GetCallerIdentityResult><Arn>{ROLE}</Arn><UserId>X</UserId><Account>{ACCOUNT}</Account>
-</GetCallerIdentityResult></GetCallerIdentityResponse>"""
 WHO = {"Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
 TRUST = json.dumps({"Statement": [{"Effect": "Allow", **WHO}]}).replace('"', "%22")
-A_ROLE = f"""<GetRoleResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><GetRoleResult><Role>
-<Path>/</Path><RoleName>SageMakerRole</RoleName><RoleId>X</RoleId><Arn>{ROLE}</Arn>
-<CreateDate>2026-01-01T00:00:00Z</CreateDate>
+A_ROLE = f"""<GetRoleResponse><GetRoleResult><Role>
+<RoleName>SageMakerRole</RoleName><Arn>{ROLE}</Arn>
 <AssumeRolePolicyDocument>{TRUST}</AssumeRolePolicyDocument>
 </Role></GetRoleResult></GetRoleResponse>"""
-ALLOWED = """<SimulatePrincipalPolicyResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/">
-<SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated><EvaluationResults></EvaluationResults>
+ALLOWED = """<SimulatePrincipalPolicyResponse><SimulatePrincipalPolicyResult>
 </SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"""
-BUCKETS = f"""<ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Buckets>
-<Bucket><Name>sagemaker-{REGION}-{ACCOUNT}</Name><CreationDate>2026-01-01T00:00:00Z</CreationDate>
-</Bucket></Buckets></ListAllMyBucketsResult>"""
+BUCKETS = "<ListAllMyBucketsResult><Buckets></Buckets></ListAllMyBucketsResult>"
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/job"
 DONE = {
     "TrainingJobArn": JOB,
     "TrainingJobStatus": "Completed",
     "SecondaryStatus": "Completed",
-    "SecondaryStatusTransitions": [],
     "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/job/output/model.tar.gz"},
-    "CreationTime": 1.0,
 }
 
 
@@ -106,7 +84,6 @@ def _answer(requests: Sequence[Request]) -> tuple[str, str]:
     if request.action == "GET /":
         return "text/xml", BUCKETS
     for what, text in {
-        "Action=GetCallerIdentity": IDENTITY,
         "Action=GetRole": A_ROLE,
         "Action=SimulatePrincipalPolicy": ALLOWED,
     }.items():
