@@ -5,6 +5,7 @@ import io
 import re
 import sys
 import tokenize
+from graphlib import TopologicalSorter
 
 import pytest
 from conftest import REPO, completed
@@ -79,17 +80,11 @@ LAYOUT |= {tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def modules():
-    """Return the files of both packages by the names of their modules."""
-    found = {}
-    for path in FILES:
-        parts = path.relative_to(REPO).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
 FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted(TOOLS.rglob("*.py"))]
-MODULES = modules()
+MODULES = {
+    ".".join(path.relative_to(REPO).with_suffix("").parts).replace(".__init__", ""): path
+    for path in FILES
+}
 PURE = ["launcher.text.words", "launcher.errors"]
 PURE += [one for one in MODULES if one.startswith(PURE_FOLDERS) and one not in {*ACTS, *CHILDREN}]
 
@@ -152,10 +147,7 @@ def test_modules_name_only_modules_that_are_there():
 def test_no_module_imports_itself_by_way_of_others():
     """Imports in functions count: otherwise they could hide a cycle."""
     graph = {module: names & {*MODULES} for module, names in IMPORTS.items()}
-    while graph:
-        leaves = {module for module, names in graph.items() if not names & graph.keys()}
-        assert leaves, f"these import each other: {sorted(graph)}"
-        graph = {module: names for module, names in graph.items() if module not in leaves}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_pure_modules_import_nothing_that_acts():
@@ -170,8 +162,7 @@ def test_pure_modules_import_nothing_that_acts():
 
 
 def test_what_runs_in_other_processes_imports_nothing_of_ours():
-    ours = {module: [one for one in IMPORTS[module] if one in MODULES] for module in CHILDREN}
-    assert [module for module, names in ours.items() if names] == []
+    assert [module for module in CHILDREN if IMPORTS[module] & {*MODULES}] == []
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
@@ -255,8 +246,6 @@ def test_causes_alone_chooses_exit_codes():
 
 def test_the_tests_of_frameworks_are_found():
     """CI does not run them, so that what they read of a page could change unnoticed."""
-    folder = REPO / "tests" / "frameworks"
-    found = completed(
-        sys.executable, "-m", "pytest", "--collect-only", "-q", "--rootdir", REPO, folder
-    )
+    words = ("--collect-only", "-q", "--rootdir", REPO, REPO / "tests" / "frameworks")
+    found = completed(sys.executable, "-m", "pytest", *words)
     assert " tests collected" in found.stdout, found.stdout
