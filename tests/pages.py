@@ -107,15 +107,18 @@ def missing(shown: tuple[str, ...], output: str) -> list[str]:
     return absent
 
 
+def prose(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's titles, as GitHub and the site make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 def links(page: Path) -> list[tuple[str, str]]:
     """Return the links of a page that are no addresses: path and anchor, each "" for none."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    found = re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", text)
+    found = re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", prose(page))
     return [(path, anchor) for path, anchor in found if "://" not in path]

@@ -35,16 +35,12 @@ def test_words_of_messages_are_those_of_the_code():
     assert [run for run in named if run not in code] == []
 
 
-def test_the_users_pages_are_short():
-    lengths = {page.name: words(page) for page in USER_PAGES}
-    assert sum(lengths.values()) < 12_000, lengths
-
-
-def test_the_developers_pages_are_short():
-    """With the table of equality.md, whose comments are not shown."""
-    pages = [*(REPO / "docs" / "development").glob("*.md"), REPO / "CONTRIBUTING.md"]
-    lengths = {page.name: words(page) for page in pages}
-    assert sum(lengths.values()) < 9_000, lengths
+def test_pages_are_short():
+    """The developers' with the table of equality.md, whose comments are not shown."""
+    developers = [*(REPO / "docs" / "development").glob("*.md"), REPO / "CONTRIBUTING.md"]
+    for pages, most in ((USER_PAGES, 12_000), (developers, 9_000)):
+        lengths = {page.name: words(page) for page in pages}
+        assert sum(lengths.values()) < most, lengths
 
 
 def test_how_it_works_names_what_the_code_has():
