@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +36,8 @@ def metrics(name):
 
 @pytest.mark.systems
 def test_a_stopped_job_ends_with_the_weights_of_one_that_was_not(ranks, stopping, channels):
+    import torch
+
     job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
     whole = ranks.run(TRAIN_HYMENOPTERA, *job, *folders("whole"), count=4)
     assert whole.codes == [0] * 4, whole.err
@@ -48,20 +49,15 @@ def test_a_stopped_job_ends_with_the_weights_of_one_that_was_not(ranks, stopping
     assert f"stopped by SIGTERM; saved {place}" in stopped.out
     last = ranks.run(TRAIN_HYMENOPTERA, *job, count=4)
     assert last.codes == [0] * 4 and f"resuming from {place}" in last.out, last.err
-    assert same_model("whole", "other") and metrics("whole") == metrics("other")
+    one, other = (torch.load(path, weights_only=True) for path in Path().glob("*/model/model.pt"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert metrics("whole") == metrics("other")
     assert len(os.listdir("other/checkpoints")) == 2
 
 
-def same_model(*names):
-    import torch
-
-    one, other = (torch.load(Path(name, "model", "model.pt"), weights_only=True) for name in names)
-    return all(torch.equal(one[name], other[name]) for name in other)
-
-
-# Each rank leaves a file with what its network computed in.
+# Each rank leaves a file that says whether its network computed in bf16.
 TYPED = f"""
-import os, sys
+import sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch
 import train_hymenoptera as script
@@ -69,9 +65,8 @@ import train_hymenoptera as script
 normalize = script.Normalize.forward
 
 def noted(self, pictures):
-    name = "bf16" if torch.is_autocast_enabled("cpu") else "float32"
     if self.training:  # not for the program that is saved at the end
-        open(name + "-" + os.environ["RANK"], "w").close()
+        open(f"bf16 is {{torch.is_autocast_enabled('cpu')}}", "w").close()
     return normalize(self, pictures)
 
 script.Normalize.forward = noted
@@ -83,9 +78,7 @@ def test_bf16_is_for_all_ranks_if_it_is_asked_for(ranks, script, channels):
     job = (script(TYPED), *SMALL, "--epochs", "1", "--bf16", "True")
     done = ranks.run(*job, *folders("job"), count=2)
     assert done.codes == [0, 0], done.err
-    assert len(metrics("job")) == 1
-    assert all(Path(f"bf16-{rank}").exists() for rank in (0, 1))
-    assert not list(Path.cwd().glob("float32-*"))
+    assert [path.name for path in Path.cwd().glob("bf16 *")] == ["bf16 is True"]
 
 
 def test_how_a_picture_is_cut_depends_on_seed_epoch_and_index_alone(reference):
@@ -107,10 +100,9 @@ def test_how_a_picture_is_cut_depends_on_seed_epoch_and_index_alone(reference):
         assert not torch.equal(cut(*other), first)
 
 
-# What is printed comes first, and each rank's lines in one write: unbuffered, as in AWS's images,
-# `print` writes the end of its line by itself, and all ranks share the pipe.
+# Each rank leaves a file with its pictures' sums.
 SHARES = f"""
-import os, sys
+import sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch.distributed as dist
 from train_hymenoptera import leave_group, read_pictures
@@ -121,17 +113,19 @@ share = slice(dist.get_rank(), None, dist.get_world_size())
 middle = lambda image: image.crop((0, 0, 9, 9))
 folder = folders[dist.get_rank() % len(folders)]
 classes, pictures = read_pictures(folder, "val", middle, share)
-dist.barrier()
-os.write(1, "".join(f"has {{picture.sum()}}\\n" for picture, _ in pictures).encode())
-dist.barrier()
+with open(f"share-{{dist.get_rank()}}", "w") as file:
+    file.writelines(f"{{picture.sum()}}\\n" for picture, _ in pictures)
 leave_group()
 """
 
 
 def test_validation_counts_each_picture_once(ranks, script, ants_and_bees):
-    one, four = (ranks.run(script(SHARES), ants_and_bees, count=count) for count in (1, 4))
-    assert one.codes == [0] and four.codes == [0] * 4, one.err + four.err
-    shares = [sorted(re.findall(r"^has \d+$", done.out, re.MULTILINE)) for done in (one, four)]
+    shares = []
+    for count in (1, 4):
+        done = ranks.run(script(SHARES), ants_and_bees, count=count)
+        assert done.codes == [0] * count, done.err
+        files = [Path(f"share-{rank}").read_text() for rank in range(count)]
+        shares.append(sorted("".join(files).splitlines()))
     assert len(shares[0]) == 18 and shares[0] == shares[1]
 
 
@@ -165,15 +159,10 @@ def test_a_weights_channel_and_workers(tmp_path, channels, monkeypatch):
 
 
 BAD = {
-    "no channel": (["--weights", "none"], {"SM_CHANNEL_VAL": None}, "there is no channel 'val'"),
+    "no channel": (["--weights", "none"], {}, "there is no channel 'val'"),
     "no folder": ([], {"SM_CHANNEL_TRAIN": "nowhere"}, "nowhere is no folder of classes"),
-    "an empty class": ([], {"SM_CHANNEL_TRAIN": "empty"}, "no valid file for the classes ants"),
     "one class": ([], {"SM_CHANNEL_TRAIN": "one"}, "train holds the classes ['ants'], "),
-    "other classes": (
-        [],
-        {"SM_CHANNEL_VAL": "other"},
-        "val ['ants', 'wasps']; expected",
-    ),
+    "other classes": ([], {"SM_CHANNEL_VAL": "other"}, "val ['ants', 'wasps']; expected"),
     "no weights at all": (["--weights", "odd.pt"], {}, "cannot load the weights odd.pt ("),
     "no network": (
         ["--weights", "imagenet"],
@@ -187,18 +176,16 @@ BAD = {
         "1 of 43 pictures in broken cannot be decoded; take them out. The first is broken/ants/x.j",
     ),
     "a switch": (["--bf16", "maybe"], {}, "--bf16: invalid choice: 'maybe' (choose from "),
-    "lr-step": (["--lr-step", "0"], {}, "--lr-step 0: expected 1 or more\n"),
     "a pixel": (["--image-size", "32"], {}, "--image-size 32: expected 33 or more\n"),
 }
 
 
 @pytest.fixture
 def bad_folders(ants_and_bees):
-    for name, classes in (("one", ["ants"]), ("other", ["ants", "wasps"]), ("empty", ["bees"])):
+    for name, classes in (("one", ["ants"]), ("other", ["ants", "wasps"])):
         for label in classes:
             source = ants_and_bees / "train" / label.replace("wasps", "bees")
             shutil.copytree(source, Path(name, label))
-    Path("empty", "ants").mkdir()
     shutil.copytree(ants_and_bees / "train", "broken")
     Path("broken", "ants", "x.jpg").write_text("no picture")
     Path("two").mkdir()
@@ -209,23 +196,20 @@ def bad_folders(ants_and_bees):
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_line(ranks, case, channels, bad_folders, monkeypatch):
     arguments, environ, says = BAD[case]
-    for name, value in environ.items():
-        if value is None:
-            monkeypatch.delenv(name)
-        else:
-            monkeypatch.setenv(name, value)
-    done = ranks.run(TRAIN_HYMENOPTERA, *SMALL[2:], *arguments, *folders("job"))
+    if case == "no channel":
+        monkeypatch.delenv("SM_CHANNEL_VAL")
+    job = (TRAIN_HYMENOPTERA, *SMALL[2:], *arguments, *folders("job"))
+    done = ranks.run(*job, **environ)
     assert done.codes in ([1], [2]), done.out
     assert says in done.err and "Traceback" not in done.err, done.err
     assert not os.path.exists("job/model")
 
 
-def test_more_ranks_than_pictures(ranks, channels, tmp_path, ants_and_bees, monkeypatch):
+def test_more_ranks_than_pictures(ranks, channels, ants_and_bees):
     for label in ("ants", "bees"):
-        picture = next((ants_and_bees / "train" / label).iterdir())
-        (tmp_path / "few" / label).mkdir(parents=True)
-        shutil.copy(picture, tmp_path / "few" / label)
-    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(tmp_path / "few"))
-    done = ranks.run(TRAIN_HYMENOPTERA, *SMALL, *folders("job"), count=3)
+        Path("few", label).mkdir(parents=True)
+        shutil.copy(next((ants_and_bees / "train" / label).iterdir()), Path("few", label))
+    job = (TRAIN_HYMENOPTERA, *SMALL, *folders("job"))
+    done = ranks.run(*job, count=3, SM_CHANNEL_TRAIN="few")
     assert done.codes == [1, 1, 1], done.err
     assert "there are 2 pictures to train with, too few for 3 ranks\n" in done.err

@@ -62,9 +62,8 @@ def test_stops_at_random_steps_change_nothing(ranks, stopping):
     assert model("whole").read_bytes() == model("stopped").read_bytes(), stops
 
     # On one rank with batches as large as those of four together it goes on with the same samples.
-    done = ranks.run(
-        *(TRAIN_DDP, *shape, "100", "--checkpoint-dir", "moved", "--model-dir", "moved-model")
-    )
+    job = (TRAIN_DDP, *shape, "100", "--checkpoint-dir", "moved", "--model-dir", "moved-model")
+    done = ranks.run(*job)
     assert done.codes == [0], done.err
     import torch
 
@@ -78,11 +77,9 @@ def test_stops_at_random_steps_change_nothing(ranks, stopping):
     [("train_ddp.py", (15, 2)), ("train_hymenoptera.py", (15, 2)), ("train_transformer.py", (15,))],
 )
 def test_each_script_handles_a_stop_before_its_slow_imports(name, stops, tmp_path, monkeypatch):
-    killed = (
-        f"import signal\nfor number in {stops}: signal.raise_signal(number)\nraise SystemExit(3)"
-    )
+    killed = f"import signal\nfor number in {stops}: signal.raise_signal(number)\n"
     for module in ("torch", "numpy"):
-        (tmp_path / f"{module}.py").write_text(killed)
+        (tmp_path / f"{module}.py").write_text(killed + "raise SystemExit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script = TRAIN_DDP.with_name(name)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
