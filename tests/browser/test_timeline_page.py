@@ -217,8 +217,7 @@ def test_a_larger_scale_keeps_labels_in_sight(opened):
     assert size(page, ".host .bar.training")["width"] == pytest.approx(8 * before, rel=0.01)
     page.evaluate("document.getElementById('chart').scrollLeft = 3000")
     assert size(page, ".host .label")["x"] == size(page, "#chart")["x"]
-    labels = page.locator(".ticks span").all_text_contents()
-    assert labels[:3] == ["16:00", "16:00:10", "16:00:20"] or labels[0].startswith("16:00")
+    assert page.locator(".ticks span").all_text_contents()[0].startswith("16:00")
     for _ in range(4):
         page.locator("#out").click()
     assert size(page, ".host .bar.training")["width"] == pytest.approx(before, rel=0.01)
