@@ -297,8 +297,7 @@ def test_processes_and_threads(tmp_path, monkeypatch, ranks, most, environ, expe
     [
         ("/usr/bin/python3 -u /bin/sm-launch init train", [9, 7, 1], "ok PID 1 is the launcher"),
         ("python launcher/__main__.py --epochs 3", [9, 7, 1], "ok PID 1 is the launcher, or its"),
-        ("bash start_with_right_hostname.sh train", [9, 7, 1], "warning a stop reaches ranks only"),
-        ("/usr/bin/python3 /usr/bin/train", [9, 7, 1], "warning SageMaker's toolkit"),
+        ("/usr/bin/python3 /usr/bin/train", [9, 7, 1], "warning a stop reaches ranks only"),
         ("/bin/sh -c sm-launch; true", [9, 1], "warning PID 1 is `/bin/sh -c sm-launch; true`: a "),
         ("/sbin/tini -- sm-launch", [9, 1], "ok PID 1 is `/sbin/tini -- sm-launch`, which forward"),
         ("/sbin/tini -- train", [9, 7, 1], "warning -> start the container with `sm-launch init`"),
@@ -468,8 +467,8 @@ def is_gloo_available(): return True
     return make
 
 
-def run_doctor(*args, code=0, command=LAUNCHER, **environ):
-    return completed(*command, "doctor", *args, code=code, **environ)
+def run_doctor(*args, code=0, **environ):
+    return completed(*LAUNCHER, "doctor", *args, code=code, **environ)
 
 
 def test_a_host_alone(fake_torch, start):
@@ -487,19 +486,17 @@ def test_a_host_alone(fake_torch, start):
 def test_a_job_of_this_script(fake_torch, script, tmp_path):
     fake_torch()
     path = script("raise SystemExit('was started')")
-    log_dir = tmp_path / "logs" / "of ranks"
-    done = run_doctor("--json", "--train-script", path, "--launcher-nproc-per-node", "2", "--json",
-                  "--launcher-log-dir", log_dir)  # fmt: skip
+    job = ("--train-script", path, "--launcher-log-dir", tmp_path / "logs" / "of ranks")
+    done = run_doctor("--json", *job, "--launcher-nproc-per-node", "2", "--json")
     ((level, text),) = findings(done.stdout)["job"]
     assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
     (tmp_path / "logs").write_text("a file")
-    done = run_doctor("--train-script", path, "--launcher-log-dir", log_dir, code=2)
+    done = run_doctor(*job, code=2)
     failure = (tmp_path / "output/failure").read_text()
-    assert failure.startswith(f"launcher: doctor: a job would fail\ndisk: {tmp_path}/logs (--la")
-    assert (
-        f"problem  disk       {tmp_path}/logs (--launcher-log-dir): this user cann" in done.stdout
-    )
+    problem = f"{tmp_path}/logs (--launcher-log-dir): this user cannot"
+    assert failure.startswith(f"launcher: doctor: a job would fail\ndisk: {problem}")
+    assert f"problem  disk       {problem}" in done.stdout
 
 
 def test_a_host_that_takes_no_part(fake_torch):

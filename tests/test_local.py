@@ -38,14 +38,6 @@ def local(*args, code=0, **environ):
     return completed(*LOCAL, *args, code=code, **environ)
 
 
-def lines_of(text, host):
-    return [line.partition(" | ")[2] for line in text.splitlines() if line.startswith(f"{host} | ")]
-
-
-def run_dir(done) -> Path:
-    return Path(re.findall(r"(runs/local-[\w-]+)", done.stdout)[0])
-
-
 # What is decided
 
 
@@ -77,8 +69,7 @@ def test_the_schedule(typed, events):
         (["--lr", "0.1", "--epochs=3", "-b", "8"], {"lr": "0.1", "epochs": "3", "b": "8"}, ""),
         (["--t", "a b", "--no", "", "--q", "x=y"], {"t": "a b", "no": "", "q": "x=y"}, ""),
         (["--flag"], {}, "--flag"),
-        (["--lr", "1", "positional"], {}, "positional"),
-        (["key=value"], {}, "key=value"),  # hydra's
+        (["--lr", "1", "key=value"], {}, "key=value"),  # hydra's
         (["--lr", "1", "--lr", "2"], {}, "--lr"),
         (["--sagemaker_program", "x"], {}, "--sagemaker_program"),
         (["-3", "x"], {}, "-3"),
@@ -312,12 +303,13 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
         *("--", script(""), "--launcher-dry-run", "--lr", "1e-3", "--flag=true", "--name", "x"),
         *("--k", "1", "--none", "null"),
     )
-    folder = run_dir(done)
+    folder = re.findall(r"runs/local-[\w-]+", done.stdout)[0]
     passed = "--flag true becomes --flag True, --k 1 becomes -k 1, --lr 1e-3 becomes --lr 0.001, "
     passed += "--none null becomes --none ''; sorted by name.\n"
     assert f"as SDK v2 would pass them: {passed}" in done.stderr
     for host in ("algo-1", "algo-2"):
-        said = " ".join(lines_of(done.stdout, host)).replace("'", "")
+        shown = [line for line in done.stdout.splitlines() if line.startswith(f"{host} | ")]
+        said = " ".join(shown).replace("'", "")
         base = tmp_path / folder / host
         assert f"SM_CURRENT_HOST={host} " in said and f"SM_MODEL_DIR={base}/model " in said
         assert (
@@ -433,17 +425,27 @@ SAVED = Path("runs/saves/algo-1/model/saved")
 
 
 @pytest.fixture
-def unread(script):
-    """Start a job whose stdout is a full pipe: its process, and all processes below."""
+def begin(script):
+    """Start a job of one host: begin("print(1)", stdout=...) -> its process."""
     started = []
 
+    def begin(text, stdout):
+        words = [*LOCAL, "--hosts", "1", "--run-dir", "runs/saves", "--", script(text)]
+        started.append(subprocess.Popen(words, stdout=stdout, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        with process:
+            process.kill()
+
+
+@pytest.fixture
+def unread(begin):
+    """Start a job whose stdout is a full pipe: its process, and all processes below."""
+
     def start(text):
-        process = subprocess.Popen(
-            [*LOCAL, "--hosts", "1", "--run-dir", "runs/saves", "--", script(text)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        started.append(process)
+        process = begin(text, subprocess.PIPE)
         out = process.stdout.fileno()
         full = fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 4096).to_bytes(4, sys.byteorder)
         poll(lambda: fcntl.ioctl(out, termios.FIONREAD, bytes(4)) == full)
@@ -451,11 +453,7 @@ def unread(script):
         assert len(job) >= 3  # launcher, torchrun, rank
         return process, job
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 def are_gone(processes):
@@ -505,19 +503,15 @@ def test_a_rank_saves_though_local_is_killed(unread):
     assert os.listdir(os.environ["TMPDIR"]) == []
 
 
+PRINTS = "import os, time\nwhile True:\n    os.write(1, b'\\n' * 9000)\n    time.sleep(1e-3)\n"
+
+
 @torch
-def test_a_stop_is_seen_amid_output_without_end(script, tmp_path):
+def test_a_stop_is_seen_amid_output_without_end(begin):
     """Lines come faster than they can be printed, and are read."""
-    path = script(
-        "import os, time\nwhile True:\n    os.write(1, b'\\n' * 9000)\n    time.sleep(1e-3)\n"
-    )
-    words = [*LOCAL, "--hosts", "1", "--run-dir", "runs/much", "--", path]
-    log = tmp_path / "runs/much/algo-1/stdout.log"
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            poll(lambda: log.exists() and log.stat().st_size > 1 << 20)
-            process.send_signal(signal.SIGTERM)
-            poll(lambda: not psutil.Process(process.pid).children(recursive=True))
-            assert end_by(process, signal.SIGTERM) == 143  # which ends the printing, too
-        finally:
-            process.kill()
+    process = begin(PRINTS, subprocess.DEVNULL)
+    log = Path("runs/saves/algo-1/stdout.log")
+    poll(lambda: log.exists() and log.stat().st_size > 1 << 20)
+    process.send_signal(signal.SIGTERM)
+    poll(lambda: not psutil.Process(process.pid).children(recursive=True))
+    assert end_by(process, signal.SIGTERM) == 143  # which ends the printing, too
