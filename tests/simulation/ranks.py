@@ -197,8 +197,7 @@ class Rank(Process):
             self.is_dying = True
             self._end_script(later=fault.amount)
         elif fault.what is What.RAISES:  # it fails of what a thread has raised, and cleans up
-            raised = {"exit_code": 1, "chain": [OWN._asdict()]}
-            self._say(thread={"name": "pin", "end": raised})
+            self._say(thread={"name": "pin", "end": {"exit_code": 1, "chain": [OWN._asdict()]}})
             self.clock.after(fault.amount, self._raise, *SAYS[fault.what])
         else:
             self._raise(*SAYS[fault.what], fault.amount)
