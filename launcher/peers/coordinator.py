@@ -243,11 +243,11 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     failures = deciding.failures
     failure, failed_at = _cause(failures)
-    wait = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
-    if failure.cause in (Cause.TIMED_OUT, Cause.SECONDARY) and not wait:
-        wait = ends.named(state.succeeded, failed_at, f"rank {failure.rank} failed")
-    if failure.cause >= Cause.TIMED_OUT:
-        failure = failure._replace(reason=wait)
+    if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did
+        reason = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
+        if not reason and failure.cause is not Cause.ABORTED:
+            reason = ends.named(state.succeeded, failed_at, f"rank {failure.rank} failed")
+        failure = failure._replace(reason=reason)
         failures = ((failure, failed_at), *failures)
     result = _verdict(state, failures)
     if result:

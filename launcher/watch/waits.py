@@ -145,7 +145,11 @@ def _waits(ranks: StalledRanks) -> list[Wait]:
 
 
 def _wait_in(views: Mapping[int, Group], ranks: StalledRanks) -> Wait | None:
-    """Return who waits in a group, as its ranks see it, and for whom; None if nobody waits."""
+    """Return who waits in a group, as its ranks see it, and for whom; None if nobody waits.
+
+    Ranks that have begun 7, 7 and 6: the first two, if they are inside #7, wait there for the third
+    one. All have begun 7, and two are inside: those wait in #7, nobody is absent.
+    """
     furthest = max(views.values(), key=lambda view: view.last)
     members = [rank for rank in sorted({*furthest.members, *views}) if rank in ranks]
     begun = {rank: _begun(ranks[rank], views.get(rank), furthest) for rank in members}
