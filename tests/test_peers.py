@@ -25,7 +25,7 @@ from launcher.peers.messages import (
     to_wire,
 )
 from launcher.peers.saved import NOTHING
-from launcher.peers.state import Clearing, Deciding, Ended, Joining, Running
+from launcher.peers.state import Deciding, Running
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
 from launcher.text.notes import Note
 from launcher.text.protocol import decoded, encoded
@@ -59,18 +59,6 @@ def failed(text="loss is nan\n", code=1, cause=Cause.OWN, may_restart=True):
 
 CANNOT = failed("algo-3: no such file\n", code=2, may_restart=False)
 
-# The phases that may follow each phase.
-PHASES = {
-    Joining: {Running, Deciding, Clearing},
-    Running: {Deciding, Clearing},
-    Deciding: {Clearing},
-    Clearing: {Clearing, Running, Ended},
-    Ended: set(),
-    link.Joining: {link.Joined, link.Left},
-    link.Joined: {link.Left},
-    link.Left: set(),
-}
-
 
 class Host:
     """A state machine whose other hosts are played by the test; times are in seconds."""
@@ -83,9 +71,7 @@ class Host:
             self.step(Arrived(hello(self.job), ""))
 
     def step(self, event, now=0):
-        before = type(self.state.phase)
         self.state, actions = self.machine.step(self.state, event, now)
-        assert type(self.state.phase) in {before, *PHASES[before]}
         return tuple(action for action in actions if not isinstance(action, Note))
 
     def hears(self, host, message, now=0):
@@ -230,13 +216,10 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
 def test_a_host_that_is_not_waited_for_is_refused(first, host, name, why):
     first.hears_hello(SECOND)
     assert coordinator.refusal(first.state, hello(job(host, name=name))) == why
-
-
-def test_a_host_that_comes_again_after_the_start_is_refused():
-    first = ready()
+    first.hears_hello(THIRD)
     first.step(Lost(THIRD, DIED))
-    why = "all hosts have already joined"
-    assert coordinator.refusal(first.state, hello(job(THIRD))) == why
+    again = coordinator.refusal(first.state, hello(job(THIRD)))
+    assert again == "all hosts have already joined"
 
 
 def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
@@ -258,11 +241,6 @@ def test_a_stop_that_comes_before_the_first_host_itself_starts_nothing():
     assert first.step(Arrived(hello(first.job), "")) == (end, leave)
 
 
-def test_a_failure_that_crosses_the_start_counts():
-    first = ready()
-    assert first.hears(SECOND, CANNOT, 1) == everywhere(End(1, Result(2, "algo-3: no such file\n")))
-
-
 # The coordinator of a job that runs: how it ends.
 
 NAN, SURVIVORS = Result(1, "loss is nan\n"), Cleared(1, 2)
@@ -270,7 +248,7 @@ BROKEN_GPU = "algo-3, GPU 3 (GPU-5a) has uncorrectable ECC errors"
 NOT_AGAIN = f"no restart: {BROKEN_GPU}; SageMaker checks and replaces the hosts of a failed job\n"
 GPU_LOST = failed("x: GPU is lost\nexit code 7\n", code=7)
 GPU_LOST = GPU_LOST._replace(broken=BROKEN_GPU)
-GPU_FAILS = (10, THIRD, GPU_LOST)
+GPU_FAILS = (10.2, Received(THIRD, GPU_LOST))
 ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
 NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
 TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restart=False)
@@ -280,10 +258,16 @@ LOST_FIRST = failed("algo-1 was lost\n", code=69, cause=Cause.HOST_LOST, may_res
 FROZEN = LOST_FIRST.result
 RESET = failed("connection reset\n", cause=Cause.SECONDARY)
 NAN_AND_RESET = Result(1, "loss is nan\nexit code 1\n")
-THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
+THREE = [(10, Received(host, failed("loss is nan\nexit code 1\n"))) for host in HOSTS]
 COUNTED = "loss is nan\nexit code 1; 2 more ranks failed independently\n"
-FAILS = (10, SECOND, failed())
-NO_STORE = StoreMade(0, "port 1 is taken")
+FAILS = (10, Received(SECOND, failed()))
+BREAKS = (10, Received(THIRD, RESET))
+TORCHRUN_ENDS = (10.1, Received(SECOND, ENDS_STUBS))
+TORCHRUN_FAILS = (10.2, Received(THIRD, TORCHRUN))
+STOPS = (10.3, Received(SECOND, Stop(15)))
+DIES = (20, Lost(THIRD, DIED))
+SURVIVE = (20, Received(THIRD, SURVIVORS))
+NO_STORE = (20, StoreMade(0, "port 1 is taken"))
 NAN_NO_STORE = Result(1, "loss is nan\nno restart: port 1 is taken\n")
 NAN_NO_TORCHRUN = Result(1, "loss is nan\nno restart: torchrun failed\n")
 NAN_SURVIVORS = Result(1, f"loss is nan\nno restart: 2 of {THIRD}'s processes survived SIGKILL\n")
@@ -294,47 +278,43 @@ def instead(result):
     return result._replace(text=f"{result.text}reason for the restart: loss is nan\n")
 
 
-# Name: restarts; the seconds, the host, what it says or why it is lost; how the job ends.
+# Name: restarts; what happens, and when: s; how the job ends.
 ENDS = {
-    "a failure, and a consequence": (0, [THREE[0], (10.1, THIRD, RESET)], NAN_AND_RESET),
+    "a failure, and a consequence": (0, [THREE[0], (10.1, Received(THIRD, RESET))], NAN_AND_RESET),
     "three failures": (0, THREE, Result(1, COUNTED)),
     # Restarts that do not come about.
-    "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], instead(lost(THIRD))),
-    "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], NAN_NO_TORCHRUN),
-    "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], instead(OWN.result)),
-    "the first was frozen": (1, [FAILS, (20, THIRD, LOST_FIRST)], instead(FROZEN)),
-    "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], NAN_SURVIVORS),
-    "no store, restarting": (1, [FAILS, (20, "", NO_STORE)], NAN_NO_STORE),
-    "no store, no restart": (0, [FAILS, (20, "", NO_STORE)], NAN),
+    "a loss, restarting": (1, [FAILS, DIES], instead(lost(THIRD))),
+    "torchrun fails, restarting": (1, [FAILS, TORCHRUN_FAILS], NAN_NO_TORCHRUN),
+    "a launcher fails, restarting": (1, [FAILS, (20, Received(THIRD, OWN))], instead(OWN.result)),
+    "the first was frozen": (1, [FAILS, (20, Received(THIRD, LOST_FIRST))], instead(FROZEN)),
+    "survivors": (1, [FAILS, SURVIVE], NAN_SURVIVORS),
+    "no store, restarting": (1, [FAILS, NO_STORE], NAN_NO_STORE),
+    "no store, no restart": (0, [FAILS, NO_STORE], NAN),
     # Nor where hardware broke, by what any rank says.
     "a rank's GPU": (1, [GPU_FAILS], ON_BROKEN),
-    "another's GPU": (1, [FAILS, (10.2, *GPU_FAILS[1:])], NAN_ON_BROKEN),
+    "another's GPU": (1, [FAILS, GPU_FAILS], NAN_ON_BROKEN),
     "a GPU, and no restart left": (0, [GPU_FAILS], GPU_LOST.result),
+    # All processes of a host may have got a stop, and its torchrun is heard first.
+    "torchrun ends by a stop": (0, [TORCHRUN_ENDS, STOPS], STOPPED),
+    "torchrun ends by a stop, restarting": (1, [FAILS, TORCHRUN_ENDS, STOPS], STOPPED),
+    "torchrun fails, and a stop": (0, [TORCHRUN_ENDS, TORCHRUN_FAILS, STOPS], TORCHRUN.result),
+    "a rank fails, and a stop": (0, [TORCHRUN_ENDS, FAILS, STOPS], NAN),
+    "torchrun fails, restarting, and a stop": (1, [FAILS, TORCHRUN_FAILS, STOPS], NAN_NO_TORCHRUN),
+    "a consequence, and torchrun ends": (0, [BREAKS, TORCHRUN_ENDS, STOPS], RESET.result),
+    "a consequence, and a stop": (0, [BREAKS, STOPS, TORCHRUN_ENDS], RESET.result),
 }
 
 
 @pytest.mark.parametrize(("restarts", "events", "result"), ENDS.values(), ids=ENDS)
 def test_what_a_job_says_that_ends(restarts, events, result):
-    first, running = ready(max_restarts=restarts), list(HOSTS[1:])
-    for now, host, what in events:
-        if what in (DIED, SURVIVORS):
-            running.remove(host)
-        if what == DIED:
-            first.step(Lost(host, what), now)
-        else:
-            first.step(what if isinstance(what, StoreMade) else Received(host, what), now)
-    leave = first.clears((*running, FIRST), first.state.number, 21)
+    first = ready(max_restarts=restarts)
+    for now, event in events:
+        first.step(event, now)
+    if isinstance(first.phase, Deciding):
+        first.step(Time(), 14)
+    running = [] if DIES in events or SURVIVE in events else [THIRD]
+    leave = first.clears((SECOND, *running, FIRST), first.state.number, 21)
     assert leave == (Send(HOSTS[1:], Leave(result)),)
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_torchrun_that_ends_beside_a_stop_is_no_better_cause(is_first):
-    first = ready()
-    first.hears(THIRD, RESET, 10)
-    for what in (ENDS_STUBS, Stop(2)) if is_first else (Stop(2), ENDS_STUBS):
-        first.hears(SECOND, what, 10.1)
-    (ends,) = first.waits_until(11.1 if is_first else 13)
-    assert ends.message.result == RESET.result
 
 
 @pytest.mark.parametrize(("result", "stop"), [(SUCCESS, None), (STOPPED, Stop(15))])
@@ -350,29 +330,6 @@ def test_this_host_leaves_last_but_after_a_success(result, stop):
     assert first.step(Lost(SECOND, DIED), 21) == ()
     assert first.step(Lost(THIRD, DIED), 21) == here(Leave(result))
     assert first.step(Lost(THIRD, DIED), 21) == () and first.due == math.inf
-
-
-@pytest.mark.parametrize(
-    ("restarts", "failures", "result"),
-    [
-        (0, [(10, ENDS_STUBS)], STOPPED),
-        (1, [(10, failed()), (10.1, ENDS_STUBS)], STOPPED),
-        (0, [(10, ENDS_STUBS), (10.1, TORCHRUN)], TORCHRUN.result),
-        (0, [(10, ENDS_STUBS), (10.1, LOST_FIRST)], FROZEN),
-        (0, [(10, ENDS_STUBS), (10.1, failed())], NAN),
-        (1, [(10, failed()), (10.1, TORCHRUN)], NAN_NO_TORCHRUN),
-    ],
-)
-def test_a_stop_counts_more_than_that_torchrun_ends_its_ranks(restarts, failures, result):
-    """All processes of a host may have got it, and this is heard first."""
-    first = ready(max_restarts=restarts)
-    for now, failure in failures:
-        first.hears(SECOND, failure, now)
-    first.hears(SECOND, Stop(15), 10.3)
-    if isinstance(first.phase, Deciding):
-        first.step(Time(), 11)
-    leave = first.clears(HOSTS, first.state.number, 21)
-    assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
 WELL = "all 3 ranks exited by themselves within 12 s of SIGTERM"
@@ -471,10 +428,12 @@ CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection clo
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
 BROKEN = BROKEN._replace(rank=2)
 LEFT = (9, THIRD, Succeeded(5, 0.2))
-# Name: what hosts say, and when; the first line then.
-DEPARTED = {
-    "one": ([LEFT], "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"),
-    "more": (
+AGED = [BROKEN._replace(age=1.3, cause=cause) for cause in (Cause.SECONDARY, Cause.TIMED_OUT)]
+OTHERS = [failed(cause=cause) for cause in (Cause.OWN, Cause.TORCHRUN, Cause.ABORTED)]
+# What hosts say, and when: s; the first line at a failure then.
+DEPARTED = [
+    ([LEFT], "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed", BROKEN),
+    (
         [
             LEFT,
             *((9.5, FIRST, Succeeded(rank, 0.1)) for rank in (0, 1)),
@@ -482,22 +441,33 @@ DEPARTED = {
         ],
         "algo-2, rank 3 and 4 more had ended with exit code 0, "
         "the first 6.0 s before rank 2 failed",
+        BROKEN,
     ),
     # It is known only later, but was before; and after the failure.
-    "later": (
+    (
         [(12, THIRD, Succeeded(rank, age)) for rank, age in ((5, 2.3), (4, 1.9), (6, 0.1))],
         "algo-3, rank 5 had ended with exit code 0, 0.3 s before rank 2 failed",
+        BROKEN,
     ),
-    "more after": (
+    (
         [(12, THIRD, Succeeded(rank, age)) for rank, age in ((5, 1.9), (4, 0.5), (0, 1.0))],
         "algo-3, rank 5 and 2 more were ending with exit code 0 when rank 2 failed",
+        BROKEN,
     ),
-    "all": (
+    (
         [(12, host, SUCCEEDED) for host in HOSTS],
         "algo-1, rank 0 and 2 more were ending with exit code 0 when rank 2 failed",
+        BROKEN,
     ),
-    "nobody": ([], ""),
-}
+    ([], "", BROKEN),
+    # Hosts say how long before they failed.
+    *(
+        ([LEFT], "algo-3, rank 5 was ending with exit code 0 when rank 2 failed", one)
+        for one in AGED
+    ),
+    # No rank that has left is their reason.
+    *(([LEFT], "", one) for one in OTHERS),
+]
 
 
 def ended(first, at):
@@ -507,21 +477,13 @@ def ended(first, at):
     return first.phase.end.result
 
 
-@pytest.mark.parametrize(("events", "line"), DEPARTED.values(), ids=DEPARTED)
-def test_the_rank_is_named_that_had_left_when_a_connection_broke(events, line):
+@pytest.mark.parametrize(("events", "line", "failure"), DEPARTED)
+def test_the_rank_is_named_that_had_left_when_a_connection_broke(events, line, failure):
     first = ready()
-    for now, host, message in sorted([*events, (10, SECOND, BROKEN)]):
+    for now, host, message in sorted([*events, (10, SECOND, failure)]):
         first.hears(host, message, now)
-    lines = [*filter(None, [line]), CLOSED, "exit code 1"]
-    assert ended(first, 13).text.splitlines() == lines
-
-
-@pytest.mark.parametrize("cause", [Cause.SECONDARY, Cause.TIMED_OUT])
-def test_a_failure_that_says_when_it_was_is_compared_with_that_time(cause):
-    first = ready()
-    first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, BROKEN._replace(age=1.3, cause=cause), 10)
-    assert ended(first, 13).cause == "algo-3, rank 5 was ending with exit code 0 when rank 2 failed"
+    text = ended(first, 10 + failure.cause.patience).text
+    assert text == (f"{line}\n" if line else "") + failure.text
 
 
 @pytest.mark.parametrize(
@@ -535,30 +497,6 @@ def test_that_ranks_of_a_job_have_exchanged_nothing(alone, notes, is_said):
     # They may have by other ways: a store of theirs, files, sockets.
     line = "4 ranks ran, and none exchanged anything with another in a process group."
     assert any(one.startswith(line) for one in logged(actions)) == is_said
-
-
-@pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])
-def test_a_rank_that_has_left_is_no_reason_for_other_failures(cause):
-    first = ready()
-    first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, failed(cause=cause), 10)
-    assert ended(first, 10 + cause.patience) == NAN
-
-
-@pytest.mark.parametrize(("words", "frames", "kept"), [(700, 4, 4), (440, 8, 6)])
-def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kept):
-    first = ready()
-    lines = [f'  File "a.py", line {number}, in {40 * "f"}' for number in range(frames)]
-    long = failed(f"{words * 'x'} the end\nexit code 1", cause=Cause.SECONDARY)
-    long = long._replace(frames="\n".join(lines), rank=2)
-    first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, long, 10)
-    text = ended(first, 13).text
-    why, line, *others = text.splitlines()
-    assert why == "algo-3, rank 5 had ended with exit code 0, 1.2 s before rank 2 failed"
-    assert line.endswith("xx the end")
-    head = ["exit code 1", "Traceback (most recent call last):"]
-    assert len(text) < LIMIT and others == [*head, *lines[frames - kept :]]
 
 
 def test_the_next_attempt_knows_nothing_of_who_had_left():
