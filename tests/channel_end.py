@@ -8,7 +8,6 @@ from launcher.host.system import System
 from launcher.peers import messages
 from launcher.peers.channel import Channel
 from launcher.peers.events import Alone
-from launcher.result.causes import stopped
 
 
 class End:
@@ -54,8 +53,6 @@ class End:
             self.channel.tick()
 
     def say(self, message):
-        if isinstance(message, messages.Stop):
-            self.result = stopped(message.number)
         self.channel.report(message)
 
     def close(self):

@@ -615,6 +615,14 @@ def test_a_member_says_what_it_waits_for_until_the_start_time_out(second):
     assert second.step(Tried()) == ()  # too late
 
 
+def test_a_member_that_is_stopped_tells_its_coordinator_within_3_s(second):
+    said = goes_up(Stop(15))
+    assert second.hears(SECOND, Stop(15), 2) == (said,)
+    assert second.step(Tried(), 3) == (GREETS, said)
+    ((alone,),) = second.waits_until(5)
+    assert alone.what.startswith("algo-1 could not be reached")
+
+
 def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))

@@ -34,7 +34,6 @@ from launcher.peers import link, messages
 from launcher.peers.channel import STRANGERS, Channel
 from launcher.peers.connection import Connection
 from launcher.peers.events import Received
-from launcher.peers.messages import Stop
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import LineSocket, decoded, encoded
 
@@ -116,25 +115,19 @@ def test_all_join_fail_together_and_leave(job):
     assert job.result() == Result(3, "rank 1 failed\n")
 
 
-def limits(connection):
-    """Return when the kernel probes, how often, and when it gives up: s."""
-    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
-    idle, interval, silence = (
-        connection.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
-    )
-    return idle, interval, silence / 1000
-
-
 @pytest.mark.parametrize(
     ("timeout", "silence", "expected"),
-    [(5, 60, (1, 1, 5)), (14, 60, (2, 2, 14)), (60, 90, (8, 8, 60))],
+    [(5, 60, [1, 1, 5000]), (14, 60, [2, 2, 14_000]), (60, 90, [8, 8, 60_000])],
 )
 def test_how_long_a_host_may_be_unreachable(job, timeout, silence, expected):
+    """The kernel probes after so many seconds, then as often, and gives up after so many ms."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
     (first,) = job.join(HOSTS[0], host_timeout=timeout)
     with selectors.DefaultSelector() as selector:
         connection = Connection(job.connect(), selector, pytest.fail, pytest.fail)
         connection.admit(HOSTS[0], timeout)
-        assert limits(connection) == expected
+        given = [connection.socket.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+        assert given == expected
         connection.close()
     assert first.channel._silence == silence
 
@@ -400,21 +393,6 @@ def test_a_port_that_the_first_host_may_not_have(job, monkeypatch):
     monkeypatch.setattr(System, "listen", Mock(side_effect=PermissionError(errno.EACCES, "")))
     (first,) = job.join(HOSTS[0])
     assert "(Permission denied)" in first.result.text
-
-
-def test_a_stop_while_something_else_listens_in_the_first_hosts_place(job):
-    with socket.create_server((HOSTS[0], job.port)) as other:
-        (end,) = job.join(HOSTS[1])
-        connection, _ = other.accept()
-        with connection, connection.makefile("rb") as said:
-            job.wait(lambda: end.channel._connections)
-            end.say(Stop(15))
-            assert not end.has_left
-            assert [decoded(said.readline()) for _ in range(2)] == [
-                decoded(hello(HOSTS[1])),
-                {"Stop": [15]},
-            ]
-            assert job.result() == Result(143, "", 15)
 
 
 def test_a_member_finds_its_coordinator_after_another_program(job):
