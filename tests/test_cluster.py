@@ -26,7 +26,7 @@ def refusal(environ, groups=()):
     with pytest.raises(LaunchError) as caught:
         read_cluster(environ, groups)
     assert of_error(caught.value).exit_code == 2
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     return str(caught.value)
 
 
@@ -41,21 +41,19 @@ def test_hosts_are_sorted_as_strings_whatever_order_they_come_in():
 LIST = "expected a JSON list"
 OBJECT = "expected a JSON object of groups with hosts among algo-1, "
 REFUSED = [
-    ({"SM_HOSTS": ""}, LIST),  # what the toolkit makes of None
     ({"SM_HOSTS": "algo-1,algo-2"}, LIST),  # not JSON
     ({"SM_HOSTS": '{"algo-1": 1}'}, LIST),
     ({"SM_HOSTS": "[]"}, LIST),
     ({"SM_HOSTS": '["algo-1", "algo-1"]'}, LIST),
     ({"SM_HOSTS": '["algo-1", 2]'}, LIST),
-    ({"SM_HOSTS": '["algo-1", ""]'}, LIST),
     ({"SM_HOSTS": '["algo-1", "a b"]'}, LIST),  # no host name
     ({"SM_HOSTS": "[" * 5000}, LIST),  # too deep for the JSON parser
-    ({"SM_HOSTS": "null"}, LIST),
     (
         {"SM_CURRENT_HOST": "algo-3"},
         "SM_CURRENT_HOST is 'algo-3', but SM_HOSTS names algo-1, algo-2; expected one of them.",
     ),
     ({"SM_CURRENT_HOST": None}, "SM_CURRENT_HOST is not set"),
+    ({"SM_HOSTS": json.dumps([f"host-{n}" for n in range(1000)])}, "and 992 more; expected one"),
     *(
         ({name: count}, f"{name} is {count!r}; expected a whole number")
         for name in ("SM_NUM_GPUS", "SM_NUM_NEURONS")
@@ -64,7 +62,6 @@ REFUSED = [
     ({"TRAINING_JOB_NAME": "a/b"}, "TRAINING_JOB_NAME is 'a/b'"),
     ({"SAGEMAKER_JOB_NAME": "a/b"}, "SAGEMAKER_JOB_NAME is 'a/b'"),
     ({**GROUPS, GROUPS_OF: "x"}, f"is 'x'; {OBJECT}"),
-    ({**GROUPS, GROUPS_OF: "[]"}, OBJECT),
     ({**GROUPS, GROUPS_OF: '{"train": 1}'}, OBJECT),
     ({**GROUPS, GROUPS_OF: '{"train": {"hosts": []}}'}, OBJECT),
     ({**GROUPS, GROUPS_OF: '{"train": {"hosts": ["algo-9"]}}'}, OBJECT),
@@ -76,11 +73,6 @@ def test_what_is_refused(environ, says):
     groups = ["train"] if GROUPS_OF in environ else []
     environ = {name: value for name, value in {**TWO, **environ}.items() if value is not None}
     assert says in refusal(environ, groups)
-
-
-def test_an_instance_group_that_is_none_is_refused():
-    says = "is 'gpu'; expected names of this cluster's instance groups: data, train"
-    assert says in refusal(GROUPS, ["gpu"])
 
 
 @pytest.mark.parametrize(
@@ -151,22 +143,13 @@ def test_neuron_cores_are_counted_by_the_toolkit_or_here(program):
     assert read_cluster({**environ, "SM_NUM_NEURONS": "4"}).num_neurons == 4
 
 
-def test_job_name():
+def test_the_name_of_a_job_is_the_same_on_every_host():
     theirs = {**TWO, "SAGEMAKER_JOB_NAME": "b"}
     assert read_cluster({**theirs, "TRAINING_JOB_NAME": "a"}).job_name == "a"
     assert read_cluster({**theirs, "TRAINING_JOB_NAME": ""}).job_name == "b"
-    assert read_cluster(theirs).job_name == "b"
-
-
-def test_a_job_without_a_name_has_the_same_one_on_every_host():
-    names = {
-        read_cluster(
-            {**TWO, "SAGEMAKER_JOB_NAME": "", "SM_CURRENT_HOST": host, "SM_HOSTS": hosts}
-        ).job_name
-        for host in ("algo-1", "algo-2")
-        for hosts in ('["algo-1", "algo-2"]', '["algo-2", "algo-1"]')
-    }
-    assert len(names) == 1 and names.pop()
+    unnamed = {**TWO, "SAGEMAKER_JOB_NAME": ""}
+    other = {**unnamed, "SM_CURRENT_HOST": "algo-1", "SM_HOSTS": '["algo-2", "algo-1"]'}
+    assert read_cluster(unnamed).job_name == read_cluster(other).job_name != ""
 
 
 def test_instance_groups():
@@ -176,17 +159,12 @@ def test_instance_groups():
     assert not read_cluster(GROUPS, ["data"]).takes_part
     assert read_cluster(GROUPS, ["data", "train"]).nnodes == 3
     assert read_cluster(GROUPS).nnodes == 3
-    assert read_cluster(GROUPS, ["train"]).job_name == read_cluster(GROUPS).job_name
+    assert chosen.job_name == read_cluster(GROUPS).job_name
+    says = "is 'gpu'; expected names of this cluster's instance groups: data, train"
+    assert says in refusal(GROUPS, ["gpu"])
 
 
 def test_a_host_without_any_description_is_alone():
     cluster = read_cluster({})
     assert (cluster.hosts, cluster.node_rank) == (("localhost",), 0)
     assert read_cluster({"SM_CURRENT_HOST": "here"}).hosts == ("here",)
-
-
-def test_a_message_about_many_hosts_is_short():
-    hosts = json.dumps([f"algo-{number}" for number in range(1, 1001)])
-    with pytest.raises(LaunchError, match="and 992 more; expected one of them") as raised:
-        read_cluster({"SM_HOSTS": hosts, "SM_CURRENT_HOST": "algo-0"})
-    assert len(str(raised.value)) < 500

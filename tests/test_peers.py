@@ -151,10 +151,6 @@ def everywhere(message):
     return (Send((*HOSTS[1:], FIRST), message),)
 
 
-def here(message):
-    return (Send((FIRST,), message),)
-
-
 def lost(host, how="was lost: its launcher died"):
     return Result(69, f"{host} {how}\nexit code 69\n")
 
@@ -317,18 +313,17 @@ def test_what_a_job_says_that_ends(restarts, events, result):
     assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
-@pytest.mark.parametrize(("result", "stop"), [(SUCCESS, None), (STOPPED, Stop(15))])
-def test_this_host_leaves_last_but_after_a_success(result, stop):
+def test_this_host_leaves_last_but_after_a_success():
     """Other hosts' torchruns have their store here."""
     first = ready()
-    first.hears_all(stop or SUCCEEDED, 10)
-    if not stop:
-        assert first.clears(HOSTS, 1, 20) == (Send((*HOSTS[1:], FIRST), Leave(result)),)
-        return
-    assert first.clears(HOSTS, 1, 20) == (Send(HOSTS[1:], Leave(result)),)
-    assert coordinator.step(first.state, Time(), 25)[1] == here(Leave(result))
+    first.hears_all(SUCCEEDED, 10)
+    assert first.clears(HOSTS, 1, 20) == everywhere(Leave(SUCCESS))
+    first, leaves = ready(), (Send((FIRST,), Leave(STOPPED)),)
+    first.hears(SECOND, Stop(15), 10)
+    assert first.clears(HOSTS, 1, 20) == (Send(HOSTS[1:], Leave(STOPPED)),)
+    assert coordinator.step(first.state, Time(), 25)[1] == leaves
     assert first.step(Lost(SECOND, DIED), 21) == ()
-    assert first.step(Lost(THIRD, DIED), 21) == here(Leave(result))
+    assert first.step(Lost(THIRD, DIED), 21) == leaves
     assert first.step(Lost(THIRD, DIED), 21) == () and first.due == math.inf
 
 
@@ -352,19 +347,14 @@ LEFT_BEHIND = [
 ]
 
 
+@pytest.mark.parametrize("notes", [True, False])
 @pytest.mark.parametrize(("message", "hosts", "line"), LEFT_BEHIND)
-def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line):
-    first = ready()
+def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line, notes):
+    first = ready(notes=notes)
     first.hears_all(message, 10)
     for host, (files, handled, seconds) in zip(HOSTS, hosts):
         actions = first.hears(host, Cleared(1, 0, files, handled, seconds), 20)
-    assert logged(actions) == ([line] if line else [])
-
-
-def test_what_a_job_leaves_is_not_logged_without_notes():
-    first = ready(notes=False)
-    first.hears_all(SUCCEEDED, 10)
-    assert logged(first.hears_all(Cleared(1, 0, 0, 0, 0.0), 20)) == []
+    assert logged(actions) == ([line] if line and notes else [])
 
 
 def test_of_a_host_that_is_lost_nothing_is_said():
