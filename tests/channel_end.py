@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from launcher.host.system import System
 from launcher.peers import messages
 from launcher.peers.channel import Channel
@@ -15,16 +13,10 @@ class End:
 
     def __init__(self, job):
         self.job, self.attempt, self.result, self.has_left = job, 0, None, False
-        self._stack = contextlib.ExitStack()
         # Only the supervisor waits for signals.
         self.system = System(signals=None)
         self.channel = Channel(job, self.system, self._told, lambda *_: None)
-        self._stack.callback(self.channel.close)
-        try:
-            self.channel.begin()
-        except BaseException:
-            self.close()
-            raise
+        self.channel.begin()
 
     @property
     def has_joined(self):
@@ -56,4 +48,4 @@ class End:
         self.channel.report(message)
 
     def close(self):
-        self._stack.close()
+        self.channel.close()

@@ -18,12 +18,6 @@ open(name, "w").write(" ".join(os.environ[name] for name in names))
 """
 
 
-def ranks(folder):
-    """Return what each rank left: {rank: [node rank, rank, world size, host, master]}."""
-    files = {path.name: path.read_text().split() for path in folder.glob("rank-*")}
-    return dict(sorted(files.items()))
-
-
 def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_path):
     """Whatever the order of the list; with a number of ranks for each, and no name of the job."""
     names = ["127.0.0.3", "127.0.0.2", "127.0.0.1"]
@@ -38,7 +32,8 @@ def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_pa
     for host in hosts:
         host.ends(0)
     second, first = names[:2]
-    assert ranks(tmp_path) == {
+    # What each rank left: node rank, rank, world size, host, master.
+    assert {path.name: path.read_text().split() for path in tmp_path.glob("rank-*")} == {
         "rank-0": ["0", "0", "5", first, first],
         "rank-1": ["0", "1", "5", first, first],
         "rank-2": ["1", "2", "5", second, first],
@@ -85,11 +80,10 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
     with socket.create_server((address, 0), family=family, dualstack_ipv6=":" in address) as taken:
         port = str(taken.getsockname()[1])
         hosts = start_two("--train-script", script("print('ran')"), LAUNCHER_RDZV_PORT=port)
+        says = (
+            f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in use on "
+            "this host; choose another with --launcher-rdzv-port, the same one on every host.\n"
+        )
         for host in hosts:
             assert host.wait() == 2, host.log()
-            assert host.failure == (
-                f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in "
-                f"use on this "
-                "host; choose another with --launcher-rdzv-port, the same one on every host.\n"
-            )
-            assert host.out == ""
+            assert host.failure == says and host.out == ""
