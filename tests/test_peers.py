@@ -276,6 +276,13 @@ def test_what_a_job_says_that_ends(restarts, events, result):
     assert leave == (Send(HOSTS[1:], Leave(result)),)
 
 
+def test_a_better_cause_shortens_the_wait_for_the_best():
+    first = ready()
+    first.hears(THIRD, RESET, 10)
+    first.hears(SECOND, ENDS_STUBS, 10.1)
+    assert first.waits_until(11.1) == everywhere(End(1, ENDS_STUBS.result))
+
+
 def test_this_host_leaves_last_but_after_a_success():
     """Other hosts' torchruns have their store here."""
     first = ready()
