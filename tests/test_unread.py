@@ -75,19 +75,6 @@ def test_the_last_words_of_torchrun_count_however_much_it_has_written(tmp_path, 
     assert done.stderr.count("a line\n") == 20_000 * writes.count("a line")
 
 
-ON_STDERR = """
-import sys
-sys.stderr.write("one of many lines\\n" * 250_000)
-"""
-
-
-@pytest.mark.torch
-def test_what_torchrun_copies_to_stderr_arrives_whole(script):
-    words = (*LAUNCHER, "--train-script", script(ON_STDERR), "--launcher-torchrun-args", "--tee 3")
-    done = completed(*words, timeout=120)
-    assert done.stderr.count("one of many lines\n") == 250_000
-
-
 WRITES = """
 import sys
 sys.stdout.write("one of many lines\\n" * 200_000)
