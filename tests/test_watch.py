@@ -71,6 +71,7 @@ def counted(last, ranks="0-3", name="default_pg", waits=0):
 
 
 IN_61 = group(61, 61)
+IN_61_OF_3 = [rank(number, IN_61) for number in range(3)]
 PAIR = {"ranks": "0,1", "name": ""}
 SILENT = "does not answer: x"
 KINDS = {
@@ -146,7 +147,7 @@ SENTENCES = [
 ]
 OTHER_SENTENCES = [
     (
-        [*(rank(number, IN_61) for number in range(3)), rank(3, group(61, 61, "broadcast"))],
+        [*IN_61_OF_3, rank(3, group(61, 61, "broadcast"))],
         "rank 3 is in broadcast #61 (4 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
         "default group: all ranks must make the same call",
     ),
@@ -339,20 +340,13 @@ def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_c
 
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
     state = begun(notify=60, timeout=60, every=1, busy=["algo-2"])
-    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on=True)]
+    ranks = [*IN_61_OF_3, rank(3, group(60), runs_on=True)]
     state = hears(state, "algo-1", ranks, 100)
     while not state.hang:
         state, _, _ = check(state, judge.due(state))
     assert (
         state.hang.what.startswith("ranks have made no progress for") and not state.hang.may_restart
     )
-
-
-def test_stacks_are_new_also_if_the_job_ends_at_once():
-    state = begun(notify=60, timeout=30, every=1)
-    ranks = [rank(number, IN_61, unchanged=40) for number in range(4)]
-    state, lines, is_new = check(hears(state, "algo-1", ranks, 100), 101)
-    assert state.hang and is_new and len(lines) == 1
 
 
 def test_when_it_is_said():
@@ -394,7 +388,7 @@ def test_when_it_is_said():
 
 def test_where_ranks_are_that_move_is_no_stall():
     """Stacks have been requested: the report is of all ranks, and the next one follows a poll."""
-    ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
+    ranks = [*IN_61_OF_3, rank(3, group(60))]
     moving = tuple(one._replace(unchanged=0.01) for one in ranks)
     state = begun(notify=3, every=15)
     state, _ = judge.reported(state, "algo-1", NoProgressReport(1, moving, number=1), (), 100)
@@ -402,17 +396,6 @@ def test_where_ranks_are_that_move_is_no_stall():
     assert state.stalls and not lines and judge.due(state) >= 100 + 15 + 2
     state, lines, _ = check(hears(state, "algo-1", [], 116), 117)
     assert not (state.stalls or lines) and judge.due(state) == math.inf
-
-
-NINE = [rank(0, group(9, 9, **PAIR)), rank(1, group(8, **PAIR))]
-
-
-def test_a_stall_that_grows_is_not_new():
-    state, told, is_new = check(hears(begun(), "algo-1", NINE, 100), 101)
-    assert is_new and len(told) == len(state.stalls) == 1
-    more = [*NINE, rank(2, IN_61), rank(3, IN_61)]  # more ranks come to wait
-    state, told, is_new = check(hears(state, "algo-1", more, 110), 111)
-    assert not told and not is_new and [one.root for one in state.stalls] == [(1,)]
 
 
 @pytest.mark.parametrize("kind", ["waits", "runs on"])
@@ -441,7 +424,7 @@ def test_ranks_that_all_say_nothing_more_may_have_gone_on():
     """And then each keeps Python's lock, or Python ends."""
     silent = {"trouble": "does not answer: x"}
     state = begun(notify=60, timeout=90, every=1)
-    ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
+    ranks = [*IN_61_OF_3, rank(3, group(60))]
     state, lines, _ = check(hears(state, "algo-1", ranks, 100), 101)
     assert len(lines) == 1 and math.isfinite(judge.due(state))
     all_silent = [one._replace(**silent) for one in ranks]
@@ -801,7 +784,13 @@ def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expe
 # Before the first collective.
 
 MAKING = Group("0-3", -1, "", 1, 1, "init_process_group")
-MEETS = "rank 0 waits at localhost:12355, but this job's ranks meet at algo-1:29500: the script"
+MEETS = "but this job's ranks meet at algo-1:29500: the script"
+ELSEWHERE = f"rank 0 waits at localhost:12355, {MEETS} sets MASTER_PORT"
+
+
+def still(place):
+    """Return ranks 1 and 2, which stand still there before any collective."""
+    return [rank(number, place=place, is_still=True, unchanged=64) for number in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -809,53 +798,45 @@ MEETS = "rank 0 waits at localhost:12355, but this job's ranks meet at algo-1:29
     [
         (
             [*(rank(number, MAKING) for number in range(3)), rank(3)],
-            "algo-2, rank 3 (local rank 1) has not joined init_process_group of ranks 0-3, where 3 "
-            "others are waiting; rank 3 is in load, data.py:88",
+            "rank 3 (local rank 1) has not joined init_process_group of ranks 0-3, where 3 others "
+            "are waiting; rank 3 is in load, data.py:88.",
         ),
         (
-            [rank(number, MAKING, note=MEETS if number == 0 else "") for number in range(4)],
-            f"all 4 ranks are in init_process_group of ranks 0-3, which has not completed; {MEETS}",
+            [rank(number, MAKING, note="" if number else ELSEWHERE) for number in range(4)],
+            "all 4 ranks are in init_process_group of ranks 0-3, which has not completed; "
+            f"{ELSEWHERE}.",
         ),
+        (
+            still("wait, file_baton.py:50"),
+            "rank 1 has begun no collective: it is in wait, file_baton.py:50, for 65 s (a lock "
+            "file of a run that was killed?); the same applies to 1 more rank.",
+        ),
+        (still("load_block, unlocked.py:8"), "8, for 65 s; the same"),  # not every lock is a file
     ],
 )
-def test_a_group_that_cannot_come_is_said_but_ends_nothing(ranks, words):
-    (one,) = found(ranks)
-    assert sentences.reason(one, 0) == words
-    state = begun(notify=60, timeout=60, every=1)
-    state = hears(state, "algo-1", ranks, 100)
-    state, lines, is_new = check(state, 101)
-    assert len(lines) == 1 and not is_new and not state.hang
-    state, lines, _ = check(state, judge.due(state))
-    assert "for the same reason" in lines[0] and not state.hang
+def test_what_keeps_ranks_from_their_first_collective_is_said_but_ends_nothing(ranks, words):
+    state = hears(begun(notify=60, timeout=60, every=1), "algo-1", ranks, 100)
+    for now in (101, 170):
+        state, said, is_new = check(state, now)
+        assert len(said) == 1 and (words in said[0] or now > 101) and not is_new and not state.hang
     quiet = hears(begun(notify=60, notes=False), "algo-1", ranks, 100)
     assert check(quiet, 101)[1] == []
 
 
-def test_of_a_stall_that_lasts_only_what_has_changed_is_said_again():
-    state, said = begun(notify=60), []
-    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))]
-    moved = ranks[3]._replace(place="save, train.py:9")
-    for now, last in ((100, ranks[3]), (170, ranks[3]), (410, moved)):
-        known = [one._replace(unchanged=now - 40) for one in (*ranks[:3], last)]
-        state = hears(state, "algo-1", known, now)
-        while judge.due(state) < now + 60:
-            state, lines, _ = check(state, max(now + 1, judge.due(state)))
+def test_of_a_stall_only_what_has_changed_is_said_again_and_so_at_its_hang():
+    state, said = begun(notify=60, timeout=395), []
+    does = {100: "load", 170: "load", 200: "save", 330: "wait"}
+    for now in range(100, 600):
+        if now in does:
+            last = rank(3, group(60), place=f"{does[now]}, train.py:9")
+            known = [one._replace(unchanged=now - 40) for one in (*IN_61_OF_3, last)]
+            state = hears(state, "algo-1", known, now)
+        if now >= judge.due(state):
+            state, lines, _ = check(state, now)
             said += lines
-    assert "is in load" in said[0] and said[1].endswith(", for the same reason."), said
-    assert [line for line in said[2:] if "same reason" not in line and "is in save" in line], said
-
-
-def test_the_reason_of_a_hang_is_logged_if_it_has_changed():
-    state = begun(notify=60, timeout=100, every=1)
-    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))]
-    state, lines, _ = check(hears(state, "algo-1", ranks, 100), 101)
-    assert "is in load" in lines[0]
-    moved = [*ranks[:3], ranks[3]._replace(place="save, train.py:9")]
-    moved = [one._replace(unchanged=90) for one in moved]
-    state, lines, _ = check(hears(state, "algo-1", moved, 130), 131)
-    assert not lines
-    state, lines, _ = check(state, judge.due(state))
-    assert lines == [state.hang.what] and "is in save" in lines[0]
+    reasons = [re.findall(r"same reason|in \w+(?=, train)", line)[0] for line in said]
+    assert reasons == ["in load", "same reason", "in save", "in wait"], said
+    assert said[3] == state.hang.what
 
 
 LOADS = ("load_extension", "/code/train.py", 9)
@@ -895,27 +876,9 @@ def test_a_rank_that_stands_still_before_its_first_collective():
     )
 
 
-def test_what_is_said_of_a_rank_that_stands_still():
-    ranks = [
-        rank(number, place="wait, file_baton.py:50", is_still=True, unchanged=64)
-        for number in (1, 2)
-    ]
-    state = hears(begun(notify=60, timeout=60, every=1), "algo-1", ranks, 100)
-    state, lines, _ = check(state, 101)
-    assert lines == [
-        "rank 1 has begun no collective: it is in wait, file_baton.py:50, for 65 s (a lock file of "
-        "a run that was killed?); the same applies to 1 more rank."
-    ]
-    assert judge.due(state) == 166 and not state.hang
-    waits = [one._replace(place="load_block, unlocked.py:8") for one in ranks]
-    state = hears(begun(notify=60, timeout=60, every=1), "algo-1", waits, 100)
-    assert "8, for 65 s; the same" in check(state, 101)[1][0]  # not every lock is a file
-    quiet = hears(begun(notify=60, notes=False), "algo-1", ranks, 100)
-    assert check(quiet, 101)[1] == []
-
-
 GIVEN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "algo-1", "MASTER_PORT": "29500"}
 GIVEN["GROUP_RANK"] = "0"
+URL = "tcp://10.0.0.7:29500"
 
 
 @pytest.mark.parametrize(
@@ -924,17 +887,11 @@ GIVEN["GROUP_RANK"] = "0"
         ({}, {}, ""),
         ({"MASTER_ADDR": "localhost"}, {"rank": 0, "world_size": 2}, ""),
         ({"MASTER_PORT": "12355"}, {"init_method": None}, ""),  # it was given a store
-        (
-            {"MASTER_PORT": "12355", "MASTER_ADDR": "localhost"},
-            {},
-            "rank 0 waits at localhost:12355, but this job's ranks meet at algo-1:29500: "
-            "the script sets MASTER_PORT",
-        ),
+        ({"MASTER_PORT": "12355", "MASTER_ADDR": "localhost"}, {}, ELSEWHERE),
         (
             {},
-            {"init_method": "tcp://10.0.0.7:29500?x=1"},
-            "rank 0 waits at 10.0.0.7:29500, but this job's ranks meet at algo-1:29500: "
-            "the script passes init_method",
+            {"init_method": f"{URL}?x=1"},
+            f"rank 0 waits at {URL[6:]}, {MEETS} passes init_method",
         ),
         (
             {},
@@ -950,40 +907,38 @@ def test_a_rank_that_waits_elsewhere(monkeypatch, sets, passes, words):
     assert in_rank.elsewhere(GIVEN, {"init_method": "env://", "rank": -1, **passes}) == words
 
 
-def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come():
-    state, asked = judge.failed(begun(), "RuntimeError: Timed out waiting 8000ms for recv", 10)
+TIMED_OUT, CLOSED = "RuntimeError: Timed out waiting 8000ms for recv", "Connection closed by peer"
+TWO = {"ranks": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "why"),
+    [
+        (
+            group(61, 61, **TWO),
+            group(60, **TWO),
+            "algo-1, rank 1 (local rank 1) is absent from all_reduce #61 of the default group, "
+            "where 1 other is waiting; rank 1 is in load, data.py:88.",
+        ),
+        (
+            group(61, 61, "broadcast", "1 Float", **TWO),
+            group(61, 61, **TWO),
+            "rank 0 is in broadcast #61 (1 Float), rank 1 is in all_reduce #61 (4 Float) of the "
+            "default group: all ranks must make the same call.",
+        ),
+        # Perhaps this one has completed, and another call has timed out: monitored_barrier().
+        (group(61, 61, **TWO), group(61, 61, **TWO), ""),
+    ],
+)
+def test_a_timeout_before_any_notice_says_why_ranks_had_waited(first, other, why):
+    state, asked = judge.failed(begun(), TIMED_OUT, 10)
     assert asked == (CollectStacks(1, False),)
-    ranks = (rank(0, group(61, 61, ranks="0,1"), unchanged=0), rank(1, group(60, ranks="0,1")))
-    report = NoProgressReport(1, ranks, number=1)
+    report = NoProgressReport(1, (rank(0, first, unchanged=0), rank(1, other)), number=1)
     state, shown = judge.reported(state, "algo-1", report, {"algo-1"}, 11)
     assert shown == (AllStacks(("no rank is running.",)),)  # which nobody has requested
-    why = judge.reason_of_wait(state, 0, "Timed out waiting", 13)
-    assert why == (
-        "algo-1, rank 1 (local rank 1) is absent from all_reduce #61 of the default group, where "
-        "1 other is waiting; rank 1 is in load, data.py:88."
-    )
-    assert not judge.reason_of_wait(state, 0, "Connection closed by peer", 13)
-    assert judge.failed(state, "Connection closed by peer", 14)[1] == ()
-
-
-def test_a_timeout_of_ranks_that_call_different_collectives_says_so():
-    def reason(op, size, text="Timed out waiting"):
-        ranks = (
-            rank(0, group(61, 61, op, size, ranks="0,1"), unchanged=0),
-            rank(1, group(61, 61, "all_reduce", "4 Float", ranks="0,1")),
-        )
-        report = NoProgressReport(1, ranks, number=1)
-        state = judge.failed(begun(), "Timed out waiting", 10)[0]
-        state = judge.reported(state, "algo-1", report, {"algo-1"}, 11)[0]
-        return judge.reason_of_wait(state, 0, text, 13)
-
-    assert reason("broadcast", "1 Float") == (
-        "rank 0 is in broadcast #61 (1 Float), rank 1 is in all_reduce #61 (4 Float) of the "
-        "default group: all ranks must make the same call."
-    )
-    assert not reason("broadcast", "1 Float", "Connection closed by peer")
-    # Perhaps this one has completed, and another call has timed out: monitored_barrier().
-    assert not reason("all_reduce", "4 Float")
+    assert judge.reason_of_wait(state, 0, TIMED_OUT, 13) == why
+    assert not judge.reason_of_wait(state, 0, CLOSED, 13)
+    assert judge.failed(state, CLOSED, 14)[1] == ()
 
 
 def test_a_rank_that_fails_is_reported_as_it_waited():
