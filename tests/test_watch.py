@@ -47,10 +47,10 @@ def found(ranks, since=0.0):
     return [one for one in waits.stalls_in(reports) if one.is_sure]
 
 
-def begun(notify=60, timeout=math.inf, every=15, notes=True, busy=()):
+def begun(notify=60, timeout=math.inf, every=15, notes=True):
     """Return the coordinator's state at an attempt's begin."""
     options = Options(hang_notify=notify, hang_timeout=timeout, watch=every, notes=notes)
-    return judge.Stalls(options, dict.fromkeys(busy, NoProgressReport(1, ())))
+    return judge.Stalls(options)
 
 
 def hears(state, host, ranks, now):
@@ -110,7 +110,6 @@ SENTENCES = [
         "algo-2, rank 2 (local rank 0), algo-2, rank 3 (local rank 1) are absent from all_reduce "
         "#61 of the default group, where 2 others are waiting; rank 2 is in load, data.py:88",
     ),
-    (f"in 61 | in 61 | in 61 | ; {SILENT}", f"3 others are waiting; rank 3 {SILENT}"),
     (f"in 61 | in 61 | in 61 | at 60; {ENDED}", f"3 others are waiting; rank 3 {ENDED}"),
     (
         "in 61 | in 61 | in 61 | in 61",
@@ -147,9 +146,13 @@ SENTENCES = [
 ]
 OTHER_SENTENCES = [
     (
-        [*IN_61_OF_3, rank(3, group(61, 61, "broadcast"))],
-        "rank 3 is in broadcast #61 (4 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
+        [*IN_61_OF_3, rank(3, group(61, 61, size="5 Float"))],
+        "rank 3 is in all_reduce #61 (5 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
         "default group: all ranks must make the same call",
+    ),
+    (  # in which each rank may give as much as it likes
+        [rank(number, group(61, 61, "scatter", f"{number} Float")) for number in range(4)],
+        "all 4 ranks are in scatter #61 of the default group, which has not completed",
     ),
     (
         [
@@ -216,18 +219,19 @@ def test_nothing_is_said(ranks):
     assert not found(ranks_of(ranks))
 
 
-@pytest.mark.parametrize(
-    ("op", "is_wrong"), [("all_reduce", True), ("scatter", False), ("all_to_all", False)]
-)
-def test_sizes_are_compared_where_they_must_agree(op, is_wrong):
-    ranks = [rank(number, group(61, 61, op, f"{number} Float")) for number in range(4)]
-    (one,) = found(ranks)
-    assert ("all ranks must make the same call" in sentences.reason(one, 0)) == is_wrong
-
-
 def report(watch, now, codes=(), state="S"):
     """Return what is reported now of ranks with these exit codes, None if nothing is."""
     return next(iter(watch.reports(dict(codes), lambda pid: state, now)), None)
+
+
+def reported(watch, replies, until, codes=(), state="S"):
+    """Yield when a host reports, and what: replies(request, now) are pids and their replies."""
+    for now in range(until):
+        request = watch.poll(now)
+        for pid, fields in replies(request, now) if request else ():
+            watch.replied(pid, fields, now)
+        if found := report(watch, now, codes, state):
+            yield now, found
 
 
 def reply(request, unchanged, *calls, groups=(), **more):
@@ -291,23 +295,25 @@ def test_what_a_process_runs_on_in(main, threads, child, words):
     assert stacks.kept_by(found, child) == words
 
 
-def returning(replies):
-    """Return what a host reports, and when, of a rank whose script has ended at 100 s.
+LATE = {"poll": 0}  # a reply that comes too late
 
-    replies(now) is what it replies, None for nothing; {} is that there was progress.
+
+def returning(reply):
+    """Return what a host reports, and when, of a rank whose script ends at 100 s.
+
+    reply(now) is what it replies; {} is that there was progress.
     """
-    watch, reported = watching(7), []
-    for now in range(90, 300):
-        if now == 100:
-            watch.script_ended(7, now)
-        request, reply = watch.poll(now), replies(now)
-        if request and reply is not None:
-            watch.replied(7, {**request, **reply}, now)
-        found = report(watch, now, {7: None, 8: None})
-        if found and found.ranks:
-            one = found.ranks[0]
-            reported.append((now, one.runs_on and one.place, round(one.unchanged), found.others))
-    return reported
+    watch = watching(7)
+    watch.script_ended(7, 100)
+
+    def replies(request, now):
+        yield 7, {**request, **reply(now)}
+
+    return [
+        (now, one.runs_on and one.place, one.unchanged, found.others)
+        for now, found in reported(watch, replies, 300, {7: None, 8: None})
+        for one in found.ranks
+    ]
 
 
 def test_a_rank_that_runs_on_after_its_script_is_reported():
@@ -323,30 +329,23 @@ def test_a_rank_that_runs_on_after_its_script_is_reported():
     ((_, place, *_),) = returning(lambda now: {**child, "unchanged": max(0, now - 95)})
     assert place == "it is waiting for its child process P-1 (pid 99)"
     # Python is gone, and with it the thread that replies.
-    assert returning(lambda now: {} if now < 110 else None)[0][1] == "in its exit handlers"
+    assert returning(lambda now: {} if now < 110 else LATE)[0][1] == "in its exit handlers"
 
 
 def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_connected():
     watch = Watch(15, 20, lambda pid: 0.0)
     watch.started(7, 3, 1, 100)
     watch.script_ended(7, 100)
-    found = {}
-    for now in range(100, 200):
-        watch.poll(now)
-        seen = report(watch, now, {7: None})
-        found.update({now: seen.ranks} if seen and seen.ranks else {})
-    assert found == {131: (StalledRank(3, 1, 31, place="in its exit handlers", runs_on=True),)}
+    found = [(now, *one.ranks) for now, one in reported(watch, lambda *_: (), 200, {7: None})]
+    runs_on = StalledRank(3, 1, 31, place="in its exit handlers", runs_on=True)
+    assert [one for one in found if one[1:]] == [(131, runs_on)]
 
 
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
-    state = begun(notify=60, timeout=60, every=1, busy=["algo-2"])
     ranks = [*IN_61_OF_3, rank(3, group(60), runs_on=True)]
-    state = hears(state, "algo-1", ranks, 100)
-    while not state.hang:
-        state, _, _ = check(state, judge.due(state))
-    assert (
-        state.hang.what.startswith("ranks have made no progress for") and not state.hang.may_restart
-    )
+    state = hears(begun(timeout=60, every=1), "algo-1", ranks, 100)
+    hang = check(state, 140)[0].hang
+    assert hang.what.startswith("ranks have made no progress for") and not hang.may_restart
 
 
 def test_when_it_is_said():
@@ -398,15 +397,12 @@ def test_where_ranks_are_that_move_is_no_stall():
     assert not (state.stalls or lines) and judge.due(state) == math.inf
 
 
-@pytest.mark.parametrize("kind", ["waits", "runs on"])
-def test_a_stall_that_begins_while_another_lasts_is_named_in_its_own_time(kind):
-    pairs = [
+def test_a_stall_that_begins_while_another_lasts_is_named_in_its_own_time():
+    of_first, of_second = (
         [rank(n, group(9, 9, ranks=f"{n}-{n + 1}")), rank(n + 1, group(8, ranks=f"{n}-{n + 1}"))]
         for n in (0, 2)
-    ]
-    if kind == "runs on":
-        pairs = [[rank(0, runs_on=True)], [rank(3, runs_on=True)]]
-    (of_first, of_second), state, said = pairs, begun(), []
+    )
+    state, said = begun(), []
     for now in range(100, 500):
         first = [one._replace(unchanged=now - 40) for one in of_first]
         state = hears(state, "algo-1", first if now < 310 else [], now)
@@ -415,8 +411,7 @@ def test_a_stall_that_begins_while_another_lasts_is_named_in_its_own_time(kind):
         if now >= judge.due(state):
             state, lines, _ = check(state, now)
             said += [(now, re.findall(r"rank \d", line)[:1]) for line in lines]
-    rank_0, rank_3 = (101, ["rank 1"]) if kind == "waits" else (101, ["rank 0"]), (330, ["rank 3"])
-    assert said[0] == rank_0 and rank_3 in said, said
+    assert said[0] == (101, ["rank 1"]) and said[3] == (330, ["rank 3"]), said
     assert [at for at, _ in said] == [101, 162, 284, 330, 390], said
 
 
@@ -437,21 +432,17 @@ def test_ranks_that_all_say_nothing_more_may_have_gone_on():
 
 
 def test_what_a_host_polls_and_reports():
-    watch, reported = watching(7, 8, 9), []
+    def replies(request, now):
+        yield 7, request  # it makes progress
+        yield 8, reply(request, max(0, now - 15), F)
+        if now < 40:
+            yield 9, request  # and then it is stopped
+
     assert watching().due() == math.inf
-    for now in range(200):
-        request = watch.poll(now)
-        if request:
-            watch.replied(7, request, now)  # it makes progress
-            watch.replied(8, reply(request, max(0, now - 15), F), now)
-            if now < 40:
-                watch.replied(9, request, now)  # and then it is stopped
-        found = report(watch, now, state="T")
-        if found:
-            reported.append((now, found.ranks))
+    found = reported(watching(7, 8, 9), replies, 200, state="T")
     trouble = "does not answer: it is suspended (SIGSTOP)"
     two = StalledRank(1, 1, 31, "", "f, a.py:3")
-    assert reported == [
+    assert [(now, one.ranks) for now, one in found] == [
         (46, (two,)),
         (61, (two._replace(unchanged=46), StalledRank(2, 2, 31, trouble))),
     ]
@@ -527,6 +518,9 @@ def test_the_stacks_of_a_rank():
     ]
 
 
+HOLDS = "  it does not answer: it is running code that holds Python's lock (the GIL)"
+
+
 def test_a_request_for_stacks():
     watch = watching(6, 7, 8, 9, 10, signal=61)
     request = watch.poll(15)
@@ -541,14 +535,13 @@ def test_a_request_for_stacks():
     for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
         watch.wrote(8, line)  # twice, for two requests
     assert report(watch, 101) is None and report(watch, 101.5).number == 3
-    held = "does not answer: it is running code that holds Python's lock (the GIL)"
     assert watch.text(7, "S").startswith("  main thread:")
     assert watch.text(8, "S").splitlines() == [
-        f"  it {held}.",
+        f"{HOLDS}.",
         "  main thread:",
         '    File "/code/a.py", line 3, in f',
     ]
-    assert watch.text(9, "S") == f"  it {held}."
+    assert watch.text(9, "S") == f"{HOLDS}."
     assert "no stack" in watch.text(6, "S")
 
 
@@ -564,12 +557,8 @@ def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are()
     message = watch.request_stacks(CollectStacks(3, False), 100)
     watch.replied(7, {**message, "threads": [["", TRAIN, False]]}, 100)
     assert watch.signals_due(100.5) == {} and report(watch, 101.5)
-    assert watch.text(8, "S") == (
-        "  it does not answer: it is running code that holds Python's lock (the GIL); "
-        "`sm-launch stacks` shows "
-        "where, by sending it a signal."
-    )
-    assert watch.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
+    how = "`sm-launch stacks` shows where, by sending it a signal."
+    assert watch.text(8, "S") == f"{HOLDS}; {how}"
     for state in ("Z", ""):  # its keeper has not said so yet
         assert watch.text(8, state) == "  it does not answer: it has ended."
 
@@ -847,16 +836,14 @@ STILL = lines(LOADS, ("wait", BATON, 50))
 def standing_still(cpu, calls=lambda now: STILL):
     """Return what a host reports of a rank in no group; cpu(now) is how much it has used."""
     clock = [0]
-    watch, seen = watching(7, cpu_of=lambda pid: cpu(clock[0])), []
-    for now in range(0, 200):
+
+    def replies(request, now):
         clock[0] = now
-        request = watch.poll(now)
-        if request:
-            fields = {"unchanged": now, "threads": [["", calls(now), False]], "note": ""}
-            watch.replied(7, {**request, **fields}, now)
-        one = report(watch, now, {7: None})
-        seen += [(now, one.ranks[0])] if one and one.ranks and one.ranks[0].is_still else []
-    return seen
+        threads = [["", calls(now), False]]
+        yield 7, {**request, "unchanged": now, "threads": threads, "note": ""}
+
+    found = reported(watching(7, cpu_of=lambda pid: cpu(clock[0])), replies, 200, {7: None})
+    return [(now, one) for now, said in found for one in said.ranks if one.is_still]
 
 
 def test_a_rank_that_stands_still_before_its_first_collective():
