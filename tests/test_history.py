@@ -192,13 +192,9 @@ def test_what_cannot_be_written_is_one_line_of_the_log(tmp_path, make, why):
     assert log == [f"cannot write {where} ({why}); the job continues without it."]
 
 
-def test_without_a_folder_nothing_is_written(tmp_path):
-    journal = journal_in("")
-    journal.note(NOTE, 1, 11.5)
+def test_where_they_are_written_if_there_is_a_folder():
+    journal_in("").note(NOTE, 1, 11.5)
     assert not os.path.exists("algo-1")
-
-
-def test_where_they_are_written():
     given = {"LAUNCHER_EVENTS_DIR": "/run"}
     assert supervisor.events_folder({}, "logs") == "logs"
     assert supervisor.events_folder(given, "logs") == "/run"
