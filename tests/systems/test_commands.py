@@ -7,7 +7,6 @@ these. A page's blocks are run one after the other, in a copy of the tracked fil
 
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster.engine import copy_tracked_files
+from conftest import completed
 from pages import PAGES, blocks, missing
 
 BLOCKS = {page.name: [block for block in blocks(page) if block.to_run] for page in PAGES}
@@ -61,13 +61,6 @@ def test_every_block_has_commands():
 @pytest.mark.parametrize("page", [page for page, found in BLOCKS.items() if found])
 def test_a_pages_commands_run(page, place):
     for block in BLOCKS[page]:
-        done = subprocess.run(
-            ["bash", "-exc", "\n".join(map(expecting, block.to_run))],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=580,
-        )
-        assert done.returncode == 0, f"{block.name}: {done.stdout}"
+        commands = "\n".join(["exec 2>&1", *map(expecting, block.to_run)])
+        done = completed("bash", "-exc", commands, timeout=580)
         assert missing(block.shown, done.stdout) == [], f"{block.name}: {done.stdout}"

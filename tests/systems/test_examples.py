@@ -21,19 +21,16 @@ EXAMPLES = [
 ]
 # What it needs: the variables, and the line with which it ends.
 REFUSALS = [
-    (
-        "ranks_from_hosts.py",
-        {},
-        "MASTER_ADDR is not set; start this script with sm-launch or t",
-    ),
+    ("ranks_from_hosts.py", {}, "MASTER_ADDR is not set; start this script with sm-launch or t"),
     ("ranks_from_hosts.py", ELSEWHERE, "algo-2 is not one of ['algo-1']; check SM_CURRENT_HOST"),
     ("parameter_server.py", {}, "there is no trainer; expected 2 processes at least"),
-    (
-        "collectives.py",
-        {},
-        "collectives.py needs two ranks or more: torchrun --nproc-p",
-    ),
+    ("collectives.py", {}, "collectives.py needs two ranks or more: torchrun --nproc-p"),
     ("trainium.py", {}, "torch_xla is not installed here (No module named 'torch_xla');"),
+]
+# A script, what a mistake makes of a part of it, and what rank 1 says then.
+MISTAKES = [
+    ("average_gradients.py", "parameter.grad /= dist.get_world_size()", "pass", "expected 1e-06\n"),
+    ("collectives.py", "send(torch.arange(3)", "send(torch.full((3,), 7)", "sent is [7, 7, 7]"),
 ]
 
 
@@ -50,12 +47,12 @@ def test_what_an_example_lacks_is_one_line(ranks, script, variables, says):
     assert done.codes == [1] and says in done.err and done.err.count("\n") == 1, done.err
 
 
-def test_weights_that_differ_are_an_error(ranks, script):
-    text = (SYSTEMS / "average_gradients.py").read_text()
-    wrong = text.replace("parameter.grad /= dist.get_world_size()", "pass")
-    assert wrong != text
-    done = ranks.run(script(wrong), count=2)
-    assert done.codes == [1, 1] and done.err.count("expected 1e-06\n") == 2
+@pytest.mark.parametrize(("name", "right", "wrong", "says"), MISTAKES)
+def test_values_that_are_wrong_are_an_error(ranks, script, name, right, wrong, says):
+    text = (SYSTEMS / name).read_text()
+    assert text.count(right) == 1
+    done = ranks.run(script(text.replace(right, wrong)), count=2)
+    assert done.codes[1] == 1 and says in done.err, done.err
 
 
 @pytest.mark.systems

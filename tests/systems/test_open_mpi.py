@@ -8,34 +8,22 @@ from conftest import SYSTEMS, TRAIN_DDP, free_port
 
 pytestmark = pytest.mark.torch
 
-SMALL = ("--epochs", 2, "--samples", 256, "--batch-size", 32)
-
-
-@pytest.fixture
-def mpirun(mpirun):
-    """As it is, with a port of this test's own."""
-
-    def of_its_own(count, script, *words, **environment):
-        words = (count, SYSTEMS / "under_mpirun.py", "--train-script", script, *words)
-        return mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", **environment)
-
-    return of_its_own
-
 
 @pytest.mark.systems
 def test_a_stopped_job_resumes(mpirun):
     # --mca odls_base_sigkill_timeout 10: seconds to save, which mpirun waits in full; by default 1.
-    seconds = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
+    variables = {"OMPI_MCA_odls_base_sigkill_timeout": "10", "OMP_NUM_THREADS": "1"}
     # mpirun reads no output after a stop, and gives SIGTERM later: in epochs of a moment rank 0
     # would by then wait in a full pipe (about 500 lines), and be killed there.
-    words = (*SMALL, "--samples", 8192, "--checkpoint-dir", "checkpoints", "--model-dir", "model")
+    words = (2, SYSTEMS / "under_mpirun.py", "--train-script", TRAIN_DDP, "--samples", 8192)
+    words += ("--batch-size", 32, "--checkpoint-dir", "checkpoints", "--model-dir", "model")
     words += ("--epochs",)
-    host = mpirun(2, TRAIN_DDP, *words, 5000, **seconds)
+    host = mpirun(*words, 5000, MASTER_PORT=str(free_port()), **variables)
     host.wait_for("epoch=2 loss=")
     host.signal(signal.SIGTERM)
     host.ends(1)  # mpirun's own, for every stop
     assert "stopped by SIGTERM; saved checkpoints/checkpoint-" in host.log()
-    host = mpirun(2, TRAIN_DDP, *words, 3)
+    host = mpirun(*words, 3, MASTER_PORT=str(free_port()), **variables)
     assert host.wait() == 0, host.log()
     assert "resuming from checkpoints/checkpoint-" in host.log()
     assert "epoch=1 loss=" not in host.out
