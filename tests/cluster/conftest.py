@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import docker
 import pytest
-from conftest import REPO
 from pages import PAGES
 
 from cluster import engine
@@ -25,7 +24,7 @@ def client() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def base(client) -> str:
-    with engine.locked("images"):  # the first builds it, the others find it
+    with engine.locked("base"):  # the first builds it, the others find it
         return engine.build_base(client)
 
 
@@ -39,8 +38,11 @@ def image(base) -> str:
 def job(client, image, tmp_path) -> Iterator[Job]:
     """A job without hosts yet. At its end its containers and its network are removed."""
     job = Job(client, image, tmp_path / "hosts")
-    yield job
-    job.remove()
+    try:
+        yield job
+        print(job.report())  # which pytest shows of a failed test
+    finally:
+        job.remove()
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.
@@ -58,20 +60,14 @@ ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]
 def aws_image(client, image) -> str:
     """An image that starts as AWS's PyTorch images do, with the public parts of theirs."""
     recipe = io.BytesIO(f"FROM {image}\n{AWS_IMAGE}".encode())
-    tag = "sm-launch-test-aws"
-    with engine.locked("images"):
-        client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
-    return tag
+    return engine.build(client, "sm-launch-test-aws", fileobj=recipe)
 
 
 @pytest.fixture(scope="session")
 def mpi_image(client, aws_image) -> str:
     """AWS's image as far as it is public, with what its launchers that use mpirun need."""
-    tag = "sm-launch-test-mpi"
-    options = {"tag": tag, "buildargs": {"BASE": aws_image}, "network_mode": "host", "rm": True}
-    with engine.locked("images"):
-        client.images.build(path=str(REPO / "tests" / "cluster" / "mpi"), **options)
-    return tag
+    recipe = {"path": str(engine.HERE / "mpi"), "buildargs": {"BASE": aws_image}}
+    return engine.build(client, "sm-launch-test-mpi", **recipe)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +79,4 @@ def own_aws_image(client, aws_image, tmp_path_factory) -> str:
     copy_tracked_files(context / "sagemaker-torch-launcher")
     install = "COPY sagemaker-torch-launcher /tmp/launcher\nRUN pip install /tmp/launcher"
     (context / "Dockerfile").write_text(f"FROM {aws_image}\n{install}\nENTRYPOINT {entry}\n")
-    tag = "sm-launch-test-own-aws"
-    with engine.locked("images"):
-        client.images.build(path=str(context), tag=tag, network_mode="host", rm=True)
-    return tag
+    return engine.build(client, "sm-launch-test-own-aws", path=str(context))

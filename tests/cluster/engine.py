@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import certifi
@@ -152,8 +153,13 @@ def build_base(client: docker.DockerClient) -> str:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         pip += ["--only-binary=:all:", "--python-version", DEBIAN_PYTHON, "--dest", folder]
         subprocess.run([*pip, f"torch=={torch}"], check=True)
-        args = {"DEBIAN": debian}
-        client.images.build(path=folder, tag=tag, buildargs=args, network_mode="host", rm=True)
+        return build(client, tag, path=folder, buildargs={"DEBIAN": debian})
+
+
+def build(client: docker.DockerClient, tag: str, **recipe: Any) -> str:
+    """Build an image of a recipe, as docker's client takes it; return its tag."""
+    with locked("images"):
+        client.images.build(tag=tag, network_mode="host", rm=True, **recipe)
     return tag
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cluster.hosts import ALONE, SLACK, Job
 
@@ -27,20 +26,10 @@ exec({plan}.get(rank, "while True: step()"))
 """
 
 
-class Row(NamedTuple):
-    """One line of the table, as text."""
-
-    fault: str
-    exit_codes: str
-    bound: str
-    seconds: str
-    says: str
-
-
 class Fault:
     """What befalls a job, from its preparation to its end."""
 
-    def __init__(self, job: Job, name: str, table: list[Row]):
+    def __init__(self, job: Job, name: str, table: list[tuple[str, ...]]):
         self.job = job
         self._name = name
         self._table = table
@@ -81,10 +70,11 @@ class Fault:
         self.happens()
 
     def start(self) -> None:
-        """Start the job; return when all ranks run."""
+        """Start the job; when all ranks run, the seconds count from now on."""
         self.job.start()
         for host in self.job.values():
             host.wait_for(" runs\n", count=self._ranks, timeout=300)
+        self.happens()
 
     def strike(self) -> None:
         """Tell all ranks to do their part."""
@@ -96,7 +86,6 @@ class Fault:
         """Prepare a job and start it; the seconds count from now on."""
         self.prepare(plan, **job)
         self.start()
-        self.happens()
 
     def strikes(self, plan: Mapping[int, str], **job: object) -> None:
         """Prepare a job, start it, and have its ranks do their part."""
@@ -115,21 +104,17 @@ class Fault:
         *,
         lost: tuple[str, ...] = (),
         unwritten: tuple[str, ...] = (),
-        together: float = 0.0,
     ) -> None:
         """All hosts but those lost end with code, in time, with one text that begins so.
 
         says: None if there is to be no failure file. within: seconds.
         unwritten: hosts that cannot write theirs.
-        together: how many seconds hosts may end apart (0: not asked).
         """
         left = {name: host for name, host in self.job.items() if name not in lost}
         for host in left.values():
             assert host.wait(self._at + within + SLACK + 5 - time.time()) == code, self.job.logs()
-        ends = [host.ended_at for host in left.values()]
-        seconds = max(ends) - self._at
+        seconds = max(host.ended_at for host in left.values()) - self._at
         assert seconds < within + SLACK, f"{seconds:.1f} s\n{self.job.logs()}"
-        assert not together or max(ends) - min(ends) < together, self.job.logs()
         texts = {host.failure for name, host in left.items() if name not in unwritten}
         assert len(texts) == 1, texts
         (text,) = texts
@@ -137,6 +122,6 @@ class Fault:
         begins = re.escape(says) if isinstance(says, str) else says or ""
         assert re.match(begins, text or ""), f"{text}\n{self.job.logs()}"
         for host in left.values():
-            assert host.temporary_files() == []
+            assert list(host.tmp.rglob("*")) == []
         first = text.splitlines()[0] if text else "no failure file"
-        self._table.append(Row(self._name, str(code), f"{within:g}", f"{seconds:.1f}", first))
+        self._table.append((self._name, str(code), f"{within:g}", f"{seconds:.1f}", first))

@@ -47,9 +47,9 @@ class Host:
             (self.opt_ml / part).mkdir(parents=True)
         # A folder that can be looked into: for what has changed in an image's own, the engine
         # compares all of the image.
-        self._tmp = folder / "tmp"
-        self._tmp.mkdir()
-        self._tmp.chmod(0o1777)
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir()
+        self.tmp.chmod(0o1777)
         self.command: list[str] = ["train"]
         self.environment = {"TRAINING_JOB_NAME": "test-job", "AWS_DEFAULT_REGION": "us-east-1"}
         self.environment["OMP_WAIT_POLICY"] = "passive"  # see tests/conftest.py
@@ -90,10 +90,7 @@ class Host:
             self.command,
             name=f"{self._network.name}-{self.name}",
             environment=self.environment,
-            volumes={
-                str(self.opt_ml): {"bind": "/opt/ml", "mode": "rw"},
-                str(self._tmp): {"bind": "/tmp", "mode": "rw"},
-            },
+            volumes=[f"{self.opt_ml}:/opt/ml", f"{self.tmp}:/tmp"],
             network=self._network.name,
             networking_config={self._network.name: endpoint},
             labels={LABEL: str(os.getpid())},
@@ -104,24 +101,17 @@ class Host:
     def wait_for(self, line: str, count: int = 1, timeout: float = 150) -> None:
         """Wait until the log holds line count times."""
 
-        deadline = time.monotonic() + timeout
-        while True:
+        def there() -> bool:
             running = self.running()
-            log = self.log()
-            if log.count(line) >= count:
-                return
-            assert running, f"{self.name} ended:\n{log}"
-            late = time.monotonic() > deadline
-            assert not late, f"{self.name} has not said {line!r}:\n{log}\n{self._what_runs()}"
-            time.sleep(0.2)
+            found = self.log().count(line) >= count
+            assert found or running, f"{self.name} ended, and has not said {line!r}"
+            return found
+
+        poll(there, timeout, every=0.2)
 
     def wait(self, timeout: float = 120) -> int:
         """Wait until the container has ended; return its exit code."""
-        try:
-            return self._container.wait(timeout=timeout)["StatusCode"]
-        except Exception as error:  # requests has several for a time-out
-            what = f"{self.log()}\n{self._what_runs()}"
-            raise AssertionError(f"{self.name} runs on: {error}\n{what}") from None
+        return self._container.wait(timeout=timeout)["StatusCode"]
 
     def stop(self, limit: int = 120) -> None:
         """Stop as SageMaker does: SIGTERM to PID 1, SIGKILL after limit seconds."""
@@ -160,22 +150,11 @@ class Host:
         top = self._container.top(ps_args="-eww -o pid,stat,args")
         return [dict(zip(("pid", "stat", "args"), row)) for row in top["Processes"]]
 
-    def _what_runs(self) -> str:
-        """Return the container's processes, for the message of a test that failed."""
-        try:
-            return "\n".join(" ".join(row.values()) for row in self.processes())
-        except docker.errors.APIError as error:
-            return str(error)  # it has ended
-
     def run(self, *command: str) -> str:
         """Run a command in the container; return its output."""
         code, output = self._container.exec_run(list(command))
         assert code == 0, output
         return output.decode()
-
-    def temporary_files(self) -> list[str]:
-        """Return what was made in /tmp and is still there."""
-        return [str(path) for path in self._tmp.rglob("*")]
 
     @property
     def failure(self) -> str | None:
@@ -221,21 +200,15 @@ class Job(dict[str, Host]):
             }
             self[name] = host
 
-    def will_run(self, script: str | Path, how: str, **hyperparameters: object) -> None:
-        """Give all hosts a script, as text or as a file with modules beside it; hyperparameters."""
-        text = script.read_text() if isinstance(script, Path) else script
-        modules = script.parent.glob("*.py") if isinstance(script, Path) else ()
-        texts = {**{file.name: file.read_text() for file in modules}, "script.py": text}
+    def will_run(self, script: str, how: str, **hyperparameters: object) -> None:
+        """Give all hosts a script, and hyperparameters."""
         for host in self.values():
             host.hyperparameters = {key.replace("_", "-"): v for key, v in hyperparameters.items()}
             if how == ALONE:
                 host.command = ["--train-script", "script.py"]
-                for name, content in texts.items():
-                    host.write(f"code/{name}", content)
+                host.write("code/script.py", script)
                 continue
-            host.command = ["train"]
-            for name, content in texts.items():
-                host.write(f"source/{name}", content)
+            host.write("source/script.py", script)
             host.hyperparameters["train-script"] = "script.py"
             host.hyperparameters["sagemaker_submit_directory"] = "/opt/ml/source"
             if how == AWS:
@@ -265,13 +238,20 @@ class Job(dict[str, Host]):
             list(pool.map(lambda host: host.stop(limit), started))
 
     def wait(self, timeout: float = 120) -> dict[str, int]:
-        """Wait until all that were started have ended; return their exit codes."""
-        deadline = time.monotonic() + timeout
+        """Wait until all that were started have ended, for so long each; return their codes."""
         started = [name for name in self if name in self._started]
-        return {name: self[name].wait(max(1, deadline - time.monotonic())) for name in started}
+        return {name: self[name].wait(timeout) for name in started}
 
     def logs(self) -> str:
         return "".join(f"--- {name}\n{self[name].log()}" for name in sorted(self._started))
+
+    def report(self) -> str:
+        """Return what all hosts have said, and the processes of those that run on."""
+        report = self.logs()
+        with contextlib.suppress(docker.errors.APIError):  # one has ended meanwhile
+            for host in (self[name] for name in self._started if self[name].running()):
+                report += f"--- {host.name} runs {host.processes()}\n"
+        return report
 
     def remove(self) -> None:
         with contextlib.ExitStack() as stack:  # does the rest where one fails

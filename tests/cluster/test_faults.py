@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from conftest import more
 
+from cluster.engine import build
 from cluster.faults import Fault
 from cluster.hosts import CONTAINERS, TRAIN
 
@@ -53,6 +54,7 @@ def main(config):
     raise ValueError("loss is nan")
 main()
 """
+ONCE = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
 ONCE_EACH = """
 signal.signal(15, lambda *_: sys.exit(143))
 open("/opt/ml/input/rounds", "a").write("x")
@@ -122,7 +124,7 @@ class Deed(NamedTuple):
     plan: dict[int, str]
     job: dict[str, object]
     code: int
-    says: str | re.Pattern[str]
+    says: str | re.Pattern[str] | None
     within: float
 
 
@@ -179,6 +181,12 @@ DEEDS = {
     "is through and does not end": Deed(
         {0: "pass", 1: UPLOADS}, LOOK, 75,
         ON + 'thread "uploader", in upload, <string>:4', within=HANG + 4),
+    # As many restarts as there have to be, and no more.
+    "fails once and is restarted": Deed(
+        {0: ONCE + "again or time.sleep(600)", 1: ONCE + "sys.exit(0 if again else 3)"},
+        {"launcher_max_restarts": 1}, 0, None, within=30),
+    "of each host fails once, and exits with 143 when it is restarted": Deed(
+        {0: ONCE_EACH, 1: ONCE_EACH}, {"launcher_max_restarts": 2}, 0, None, within=40),
 }  # fmt: skip
 ONE_OF_EACH = ("raises in training", "hits the memory limit", "keeps Python's lock")
 
@@ -203,26 +211,9 @@ def test_a_rank(fault, what):
 @pytest.mark.more
 def test_a_hydra_app_raises(fault, client):
     recipe = io.BytesIO(f"FROM {fault.job.image}\nRUN pip install hydra-core\n".encode())
-    fault.job.image = "sm-launch-test-hydra"
-    client.images.build(fileobj=recipe, tag=fault.job.image, network_mode="host", rm=True)
+    fault.job.image = build(client, "sm-launch-test-hydra", fileobj=recipe)
     fault.strikes({0: HYDRA})
     fault.ends(1, FIRST + RAISED, 3)
-
-
-@pytest.mark.more
-def test_a_rank_fails_once_and_is_restarted(fault):
-    once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
-    plan = {0: once + "again or time.sleep(600)", 1: once + "sys.exit(0 if again else 3)"}
-    fault.strikes(plan, launcher_max_restarts=2)
-    fault.ends(0, None, 30)
-    assert fault.job.logs().count("attempt 1 of 3 failed after ") == 2  # once on each host
-
-
-@pytest.mark.more
-def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarted(fault):
-    fault.strikes({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=2)
-    fault.ends(0, None, 40)
-    assert fault.job.logs().count("restarting all ranks") == 4  # twice on each host
 
 
 # torchrun, a launcher, a host, or the network fails
@@ -307,16 +298,14 @@ def test_the_network_is_cut(fault, host, watch):
 
 def test_a_host_is_absent(fault):
     fault.prepare(hosts=3, launcher_start_timeout=15)
-    fault.happens()
-    fault.job.start("algo-1", "algo-2")
+    fault.begins("algo-1", "algo-2")
     fault.ends(69, "algo-3 did not join within 15 s\n", 15 + 5, lost=("algo-3",))
 
 
 @pytest.mark.more
 def test_the_first_host_is_absent(fault):
     fault.prepare(launcher_start_timeout=15)
-    fault.happens()
-    fault.job.start("algo-2")
+    fault.begins("algo-2")
     fault.ends(69, "algo-1 could not be reached within 15 s (", 15 + 5, lost=("algo-1",))
 
 
@@ -484,7 +473,9 @@ def test_a_stop_while_nvidia_smi_hangs(fault):
 @pytest.mark.more
 def test_one_host_is_through_8_s_before_the_other(fault):
     fault.strikes({0: "pass", 1: "time.sleep(8)"})
-    fault.ends(0, None, 8 + 3, together=2)
+    fault.ends(0, None, 8 + 3)
+    first, second = (host.ended_at for host in fault.job.values())
+    assert abs(first - second) < 2, fault.job.logs()
 
 
 # The output folder
@@ -495,10 +486,7 @@ FILL = "open('/opt/ml/output/x', 'w').write(4096 * 'x')\n"
 
 @pytest.mark.parametrize(
     ("mount", "fill", "why"),
-    [
-        ("ro", "", "Read-only file system"),
-        more("size=4k", FILL, "No space left on device"),
-    ],
+    [("ro", "", "Read-only file system"), more("size=4k", FILL, "No space left on device")],
     ids=["read-only", "full"],
 )
 def test_the_output_folder_is(fault, mount, fill, why):
@@ -506,6 +494,5 @@ def test_the_output_folder_is(fault, mount, fill, why):
     fault.job["algo-2"].options["tmpfs"] = {"/opt/ml/output": mount}
     fault.start()
     fault.strike()
-    says = LAST + RAISED
-    fault.ends(1, says, 3, unwritten=("algo-2",))
+    fault.ends(1, LAST + RAISED, 3, unwritten=("algo-2",))
     assert f"warning: cannot write /opt/ml/output/failure ({why})" in fault.job["algo-2"].log()

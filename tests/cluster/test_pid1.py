@@ -29,17 +29,13 @@ def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
 
 
 LEAVE_PROCESSES = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 for _ in range(3):  # children of children that end before anybody waits for them
     subprocess.run(["sh", "-c", "sleep 0.1 &"])
 subprocess.run(["sh", "-c", "setsid sleep 1001 & trap '' TERM; setsid sleep 1002 &"])
 print("left some", flush=True)
-while True:
-    try:
-        open("/opt/ml/input/go-on").close()
-        break
-    except OSError:
-        time.sleep(0.1)
+while not os.path.exists("/opt/ml/input/go-on"):
+    time.sleep(0.1)
 """
 
 

@@ -8,6 +8,7 @@ from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, SLACK, TRAIN
 pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
 STOPPED = 143
+BELOW_TINI = "train below an sm-launch init that is not PID 1"
 # A rank that takes its time to write a checkpoint when it is stopped.
 SAVE = """
 import json, os, signal, sys, time
@@ -33,7 +34,8 @@ os._exit(0)  # Python takes torch apart for up to 2 s here, which is the script'
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), more(AWS, 5), more(CHANNEL, 5)]
+    ("how", "seconds"),
+    [(TRAIN, 40), more(ALONE, 5), more(AWS, 5), more(CHANNEL, 5), more(BELOW_TINI, 5)],
 )
 def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
     if how in (AWS, CHANNEL):
@@ -43,6 +45,7 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
     for host in job.values():
         if how == CHANNEL:  # as where the image has the toolkit, and no start script of AWS's
             host.command = ["train"]
+        host.options["init"] = how == BELOW_TINI
     job.start()
     for host in job.values():
         host.wait_for("ready to be stopped", count=2)
@@ -72,16 +75,3 @@ def test_awss_own_pid_1_passes_no_stop_on(job, aws_image):
     job.stop(limit=3)
     assert job.wait() == {"algo-1": 137}
     assert "saved" not in job.logs()
-
-
-@pytest.mark.more
-def test_a_stop_below_another_init(job):
-    job.add("algo-1")
-    job.will_run(SAVE, TRAIN, save_seconds=2)
-    host = job["algo-1"]
-    host.options["init"] = True  # tini as PID 1, sm-launch init below it
-    job.start()
-    host.wait_for("ready to be stopped")
-    host.stop()
-    assert host.wait() == STOPPED, host.log()
-    assert '"saved":' in host.log()
