@@ -34,26 +34,15 @@ SAYS = {
 }
 
 
-def will_train(job, path, name, **hyperparameters):
-    """Have a launcher of SageMaker's train, under mpirun by the script that knows it."""
-    if name == "torch_distributed":
-        return will_run(job, path, LAUNCHERS[name], **hyperparameters)
+def will_run(job, name, program, **hyperparameters):
+    """Have a launcher of SageMaker's run one of all our scripts."""
     for host in job.values():
-        for file in path.parent.glob("*.py"):
-            host.write(f"source/{file.name}", file.read_text())
-    hyperparameters["train-script"] = path.name
-    return will_run(job, SYSTEMS / "under_mpirun.py", LAUNCHERS[name], **hyperparameters)
-
-
-def will_run(job, path, launcher, **hyperparameters):
-    """Have a launcher of SageMaker's run a script and the modules beside it."""
-    for host in job.values():
-        for file in path.parent.glob("*.py"):
+        for file in (*SYSTEMS.glob("*.py"), *TRAIN_DDP.parent.glob("*.py")):
             host.write(f"source/{file.name}", file.read_text())
         host.hyperparameters = {
-            "sagemaker_program": path.name,
+            "sagemaker_program": program,
             "sagemaker_submit_directory": "/opt/ml/source",
-            **launcher,
+            **LAUNCHERS[name],
             **hyperparameters,
         }
 
@@ -62,7 +51,7 @@ def test_mpi_collectives_as_the_document_starts_them(job, mpi_image):
     """Three hosts of two ranks, by the toolkit alone: no framework's module, and none of ours."""
     job.image = mpi_image
     job.add("algo-1", "algo-2", "algo-3")
-    will_run(job, SYSTEMS / "mpi_collectives.py", LAUNCHERS["mpi"])
+    will_run(job, "mpi", "mpi_collectives.py")
     for host in job.values():
         host.environment["SAGEMAKER_TRAINING_MODULE"] = ""
     job.start()
@@ -77,7 +66,11 @@ def test_mpi_collectives_as_the_document_starts_them(job, mpi_image):
 def test_train_ddp(job, mpi_image, name):
     job.image = mpi_image
     job.add("algo-1", "algo-2")
-    will_train(job, TRAIN_DDP, name, epochs=2, samples=512)
+    run = {"epochs": 2, "samples": 512}
+    if name == "torch_distributed":
+        will_run(job, name, "train_ddp.py", **run)
+    else:  # by the script that knows mpirun
+        will_run(job, name, "under_mpirun.py", **run, **{"train-script": "train_ddp.py"})
     job.start()
     assert job.wait(600) == {"algo-1": 0, "algo-2": 0}, job.logs()
     log = job["algo-1"].log()
