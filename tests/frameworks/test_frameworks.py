@@ -33,18 +33,13 @@ ALONE = {
     "DO_NOT_TRACK": "1",
 }
 
+NAMES = sorted(path.stem for path in SCRIPTS.glob("with_*.py"))
+# Of the others it is FOLDER alone.
 ARGUMENTS = {
-    "with_lightning": ["FOLDER"],
-    "with_trainer": ["FOLDER"],
-    "with_trainer_deepspeed": ["FOLDER"],
-    "with_accelerate": ["FOLDER"],
-    "with_accelerate_deepspeed": ["FOLDER"],
-    "with_deepspeed": ["FOLDER"],
     "with_hydra": ["lr=0.5", "model.layers=[1,2]", "+new=a b", "hydra.run.dir=FOLDER"],
     "with_fire": ["one", "two", "--lr=1e-3", "--layers", "[1,2]", "--log=x", "--deep"],
     "with_click": ["--seed", "3", "train", "x", "--lr", "0.5", "--quiet"],
     "with_datasets": [],
-    "with_wandb": ["FOLDER"],
 }
 
 
@@ -94,12 +89,12 @@ def files(folder):
     return sorted(re.sub(r"\d+", "0", path) for path in paths)
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_as_under_torchrun(name, run, ours, folder, tmp_path):
     results = []
     for command in (TORCHRUN, ours()):
         folder.mkdir(exist_ok=True)
-        host = run(command, name, *ARGUMENTS[name])
+        host = run(command, name, *ARGUMENTS.get(name, ["FOLDER"]))
         assert host.wait(150) == 0, host.log()
         results.append((values(host), files(folder)))
         for made in ("folder", "cache"):
@@ -184,18 +179,18 @@ def test_variables_are_to_accelerate_what_its_configuration_is(run, ours, script
 
 # What a script has to have set before a stop saves, and before a restart resumes, is in scripts/.
 SAVED = {
-    "with_trainer": ("FOLDER", "checkpoint-3/model.safetensors"),
-    "with_trainer_deepspeed": ("FOLDER", "checkpoint-3/latest"),
-    "with_accelerate": ("FOLDER", "model.safetensors"),
-    "with_accelerate_deepspeed": ("FOLDER", "pytorch_model/mp_rank_00_model_states.pt"),
-    "with_deepspeed": ("FOLDER", "latest"),
-    "with_hydra": ("hydra.run.dir=FOLDER", "saved-0"),
+    "with_trainer": "checkpoint-3/model.safetensors",
+    "with_trainer_deepspeed": "checkpoint-3/latest",
+    "with_accelerate": "model.safetensors",
+    "with_accelerate_deepspeed": "pytorch_model/mp_rank_00_model_states.pt",
+    "with_deepspeed": "latest",
+    "with_hydra": "saved-0",
 }
 
 
 def arguments(name, event):
-    first = SAVED.get(name, ("FOLDER",))[0]
-    return (first, f"event={event}" if "=" in first else event)
+    is_hydra = name == "with_hydra"
+    return ("hydra.run.dir=FOLDER", f"event={event}") if is_hydra else ("FOLDER", event)
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -205,7 +200,7 @@ def test_a_stop_saves_where_that_is_set(name, run, ours, folder):
     host.wait_for('"ready": true', 2, timeout=120)
     host.signal(signal.SIGTERM)
     assert host.wait(120) == ended_by(signal.SIGTERM), host.log()
-    assert (folder / SAVED[name][1]).exists(), host.log()
+    assert (folder / SAVED[name]).exists(), host.log()
     assert "killed by signal" not in host.err
     # torch kills a loader's process that does not end within 5 s; its folder for sockets stays.
     left = [name for name in host.leftovers() if not name.startswith("pymp-")]

@@ -1,14 +1,13 @@
 """Hugging Face accelerate around a loop of the script's own, stopped by a trigger."""
 
 import os
-import signal
 import sys
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, set_seed
 from small import digest, network, points
-from values import fail_once, say, wait_for_stop
+from values import Event, say
 
 
 class Progress:
@@ -24,10 +23,7 @@ class Progress:
 
 
 def main(*, cpu=True, **more):
-    folder, *event = sys.argv[1:]
-    heard = []
-    if event != ["unset"]:
-        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    folder, event = sys.argv[1], Event("".join(sys.argv[2:]))
     set_seed(7)
     accelerator = Accelerator(
         cpu=cpu,
@@ -52,15 +48,12 @@ def main(*, cpu=True, **more):
                 optimizer.step()
                 optimizer.zero_grad()
             steps += 1
-            if event in (["stop"], ["unset"]) and steps == 3:
-                wait_for_stop(lambda: heard)
-            if event == ["fail"]:
-                fail_once(steps)
-            if heard:
+            event.happens(steps)
+            if event.stops:
                 accelerator.set_trigger()
             if accelerator.check_trigger():
                 accelerator.save_state(folder)
-                sys.exit(128 + signal.SIGTERM)
+                sys.exit(143)
         progress.epochs += 1
         accelerator.save_state(folder)
     say(

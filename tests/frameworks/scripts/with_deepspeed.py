@@ -1,13 +1,12 @@
 """DeepSpeed's engine with ZeRO, on CPU."""
 
-import signal
 import sys
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from small import digest, leave_group, network, points
-from values import fail_once, say, wait_for_stop
+from values import Event, say
 
 # Else it compiles C++ at the first start, which takes minutes; gloo does without.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -20,10 +19,7 @@ CONFIG = {
 
 
 def main():
-    folder, *event = sys.argv[1:]
-    heard = []
-    if event != ["unset"]:
-        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    folder, event = sys.argv[1], Event("".join(sys.argv[2:]))
     deepspeed.init_distributed("gloo")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -39,15 +35,12 @@ def main():
             loss = torch.nn.functional.cross_entropy(engine(samples), labels)
             engine.backward(loss)
             engine.step()
-            if event in (["stop"], ["unset"]) and engine.global_steps == 3:
-                wait_for_stop(lambda: heard)
-            if event == ["fail"]:
-                fail_once(engine.global_steps)
-            stops = torch.tensor(len(heard))
+            event.happens(engine.global_steps)
+            stops = torch.tensor(len(event.stops))
             dist.all_reduce(stops)  # all ranks have to save after the same step
             if stops:
                 engine.save_checkpoint(folder)
-                sys.exit(128 + signal.SIGTERM)
+                sys.exit(143)
         engine.save_checkpoint(folder)
     say(
         ranks=[engine.global_rank, engine.local_rank, engine.world_size],

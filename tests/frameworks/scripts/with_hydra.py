@@ -1,7 +1,6 @@
 """A hydra app: it finds its configuration beside the script, and names its job after it."""
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,25 +9,23 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 from omegaconf import OmegaConf
-from values import fail_once, say, wait_for_stop
+from values import Event, say
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")
 def main(config):
     run = HydraConfig.get()
     saved = Path(run.runtime.output_dir, f"saved-{os.environ['RANK']}")
-    heard = []
-    if config.event == "stop":
-        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
-    if config.event in ("stop", "unset"):
-        wait_for_stop(lambda: heard)
+    event = Event(config.event)
+    event.happens(3)
+    if event.stops:
         saved.write_text("3")
-        sys.exit(128 + signal.SIGTERM)
+        sys.exit(143)
     resumed = int(saved.read_text()) if saved.exists() else 0
-    if config.event == "fail":
+    if event.name == "fail":
         saved.write_text("4")
         time.sleep(1)  # a folder by the time has whole seconds in its name
-        fail_once(6)
+        event.happens(6)
     say(
         config=OmegaConf.to_container(config),
         job=run.job.name,

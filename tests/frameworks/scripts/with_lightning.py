@@ -37,17 +37,9 @@ class Events(Callback):
             fail_once(trainer.global_step)
 
 
-SAVES = {
-    "": lambda folder: [ModelCheckpoint(folder)],
-    "unset": lambda folder: [ModelCheckpoint(folder)],
-    "fail": lambda folder: [ModelCheckpoint(folder, save_last=True)],
-}
-
-
 def main():
     lightning.seed_everything(7, workers=True, verbose=False)
-    folder = sys.argv[1]
-    event = "".join(sys.argv[2:])
+    folder, event = sys.argv[1], "".join(sys.argv[2:])
     events = Events(event)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -58,7 +50,7 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[*SAVES[event](folder), events],
+        callbacks=[ModelCheckpoint(folder, save_last=event == "fail"), events],
     )
     model = Model()
     loader = torch.utils.data.DataLoader(

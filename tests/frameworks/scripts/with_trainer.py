@@ -1,6 +1,5 @@
 """Hugging Face's Trainer with a small BERT of random weights."""
 
-import signal
 import sys
 
 import torch
@@ -15,48 +14,32 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_utils import get_last_checkpoint
-from values import fail_once, say, wait_for_stop
+from values import Event, say
 
-SMALL = BertConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-)
-
-
-stops = []
+SMALL = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+event = Event("".join(sys.argv[2:]))
 
 
 class SaveAtStop(TrainerCallback):
     """Has all ranks save after the same step."""
 
     def on_step_end(self, args, state, control, **_):
-        count = torch.tensor(len(stops), device=args.device)
+        count = torch.tensor(len(event.stops), device=args.device)
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         if count.item():
             control.should_save = control.should_training_stop = True
 
 
 class Events(TrainerCallback):
-    def __init__(self, event):
-        self.event = event
-
     def on_train_begin(self, args, state, control, **_):
         self.resumed = state.global_step
 
     def on_step_end(self, args, state, control, **_):
-        if self.event in ("stop", "unset") and state.global_step == 3:
-            wait_for_stop(lambda: stops)
-        if self.event == "fail":
-            fail_once(state.global_step)
+        event.happens(state.global_step)
 
 
 def main(**more):
-    folder, *event = sys.argv[1:]
-    events = Events("".join(event))
+    folder, events = sys.argv[1], Events()
     args = TrainingArguments(
         folder,
         use_cpu=True,
@@ -65,7 +48,7 @@ def main(**more):
         dataloader_num_workers=2,
         report_to="none",
         disable_tqdm=True,
-        save_strategy="no" if events.event == "stop" else "epoch",
+        save_strategy="no" if event.name == "stop" else "epoch",
         seed=7,
         **more,
     )
@@ -76,8 +59,7 @@ def main(**more):
     ]
     trainer = Trainer(model, args, train_dataset=examples)
     trainer.add_callback(events)
-    if events.event == "stop":
-        signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
+    if event.name == "stop":
         trainer.add_callback(SaveAtStop())
     # True would fail in a job's first start, which has no checkpoint yet.
     result = trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
