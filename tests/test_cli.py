@@ -21,6 +21,8 @@ from launcher.result.causes import of_error
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 ALONE = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+MAIN = str(REPO / "launcher" / "__main__.py")
+BARE = [sys.executable, "-S", MAIN]  # without the site-packages of this test's environment
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
 
 
@@ -36,14 +38,18 @@ def launch(*args, command=LAUNCHER, code=0, **environ):
 
 @pytest.mark.parametrize(
     "command",
-    [LAUNCHER, [sys.executable, str(REPO / "launcher" / "__main__.py")], ["sm-launch"]],
+    [LAUNCHER, [sys.executable, MAIN], ["sm-launch"]],
     ids=["python -m launcher", "python launcher/__main__.py", "sm-launch"],
 )
 def test_one_program_under_three_names(command, monkeypatch):
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     done = launch("--help", command=command)
     assert done.stderr == "" and done.stdout.startswith("usage: sm-launch")
-    done = launch(*DRY, "--epochs", "3", command=command, **TWO)
+    words = [*DRY, "--epochs", "3"]
+    done = launch(*words, command=command, **TWO, PET_MAX_RESTARTS="3", LAUNCHER_GARCE="1")
+    assert "algo-1 has node_rank 0 (nnodes=2)" in done.stderr  # what a run would say
+    assert "PET_MAX_RESTARTS=3 is used instead of 0." in done.stderr
+    assert "warning: LAUNCHER_GARCE is not a launcher option" in done.stderr
     assert done.stdout.startswith("env ") and " OMP_NUM_THREADS=" in done.stdout
     assert " script.py --epochs 3\n" in done.stdout
 
@@ -112,6 +118,8 @@ def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_p
     assert done.stdout == "" and done.stderr.startswith("launcher: ") and says in done.stderr
     assert done.stderr.count("\n") == 1
     assert (tmp_path / "output" / "failure").read_text() == done.stderr
+    second = launch(*args, code=2, **environ)
+    assert "was left by an earlier run; it has been replaced." in second.stderr
 
 
 def planned(argv, **environ):
@@ -128,7 +136,6 @@ def folder_of(argv, **environ):
     return prepare(argv, {**os.environ, **environ}).options.folder
 
 
-NESTED = "remove distribution= from the estimator"
 WRONG = [
     # environment, arguments, what the one line says
     ({}, ["--train-script", "."], "is a folder without __main__.py; expected"),
@@ -142,14 +149,11 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({**ALONE, "SM_HPS": '["secret"]'}, [], "SM_HPS is not a JSON object; expected the hyperpar"),
     ({**ALONE, "SM_HPS": "{}"}, [], "there is nothing to run: give --train-script PATH"),
-    ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
     ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
-    ({**TWO, "LAUNCHER_HOST_ADDRESSES": "10.0.0.1"}, DRY, "LAUNCHER_HOST_ADDRESSES is '10.0.0.1'"),
     ({**TWO, "LAUNCHER_HOST_ADDRESSES": '{"algo-1": 3}'}, DRY, "ADDRESSES is {'algo-1': 3}; exp"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
-    ({"LOCAL_RANK": "0"}, DRY, NESTED),
-    ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, NESTED),
+    ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, "remove distribution= from the estimator"),
 ]
 
 
@@ -171,16 +175,12 @@ SCRIPTS = [
     ("mine", "", ""),
     ("mine", "#!", ""),
     ("mine", "#!/usr/bin/env python3", ""),
-    ("mine", "#!/usr/bin/env -S python -u", ""),
-    ("mine", "#! /usr/bin/env pypy3", ""),
     ("mine", "#!/usr/bin/env -S uv run --script", ""),
-    ("mine", "#!/usr/bin/env torchrun", ""),
     ("mine", OF_PIP, ""),
     ("mine", '#!/bin/sh\n# -*- python -*-\n"exec" "python" "$0" "$@"', ""),
     ("run.sh", "echo no program is named", "it is a shell script by its name"),
     ("run", '#! /bin/sh\n"$PYTHON" train.py', "its first line is #! /bin/sh"),
     ("train.py", "#!/usr/bin/env bash\npython t.py", "its first line is #!/usr/bin/env bash"),
-    ("train.py", "#!/usr/bin/env node\nlet x = 1", "its first line is #!/usr/bin/env node"),
     ("x", "#!/bin/sh\r\nexit 3\r\n", "its first line is #!/bin/sh"),
     ("train.ipynb", "{}", "it is a notebook; expected a Python file: jupyter nbconvert"),
     ("program", "\x7fELF\x02\x01\x01\0\xff", "it is a compiled program"),
@@ -230,18 +230,8 @@ def test_what_has_no_effect_is_said(environ, args, says, logged):
     assert [line for line in lines if says in line] == lines and len(lines) == bool(says), lines
 
 
-def test_a_second_run_in_the_same_container_says_its_own_reason(tmp_path):
-    launch("--train-script", "one.py", code=2)
-    done = launch("--train-script", "two.py", code=2)
-    path = tmp_path / "output" / "failure"
-    assert path.read_text().startswith("launcher: --train-script two.py: there is ")
-    assert f"launcher: {path} was left by an earlier run; it has been replaced." in done.stderr
-
-
-def test_missing_torch_is_exit_127(tmp_path):
-    # Python as it comes, without the site-packages of this test's environment.
-    bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
-    done = launch(*DRY, command=bare, code=127, PYTHONPATH="")
+def test_missing_torch_is_exit_127():
+    done = launch(*DRY, command=BARE, code=127, PYTHONPATH="")
     assert "torch is not installed for " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
@@ -249,12 +239,11 @@ def test_missing_torch_is_exit_127(tmp_path):
 @pytest.mark.parametrize("why", ["No module named 'psutil'", "libc.musl: cannot open"])
 def test_a_psutil_that_cannot_be_used_is_reported_before_anything_starts(script, tmp_path, why):
     """It is not installed, or its part in C does not load."""
-    bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
     path = os.environ.get("PYTHONPATH", "")
     if "musl" in why:
         script(f"raise ImportError({why!r})", "psutil.py")
         path = f"{tmp_path}:{path}"
-    done = launch(*DRY, command=bare, code=2, PYTHONPATH=path)
+    done = launch(*DRY, command=BARE, code=2, PYTHONPATH=path)
     assert done.stderr.count("\n") == 1
     assert f"psutil cannot be imported by {sys.executable} ({why})" in done.stderr
 
@@ -277,16 +266,10 @@ def test_a_dry_run_prints_any_bytes():
 def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = f'rmdir "$PWD"; exec {sys.executable} {REPO}/launcher/__main__.py --train-script x'
-    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True)
-    assert done.returncode == 2 and "the current folder has been removed" in done.stderr
-
-
-def test_a_dry_run_says_what_a_run_would_say():
-    done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3", LAUNCHER_GARCE="1")
-    assert "algo-1 has node_rank 0 (nnodes=2)" in done.stderr
-    assert "PET_MAX_RESTARTS=3 is used instead of 0." in done.stderr
-    assert "warning: LAUNCHER_GARCE is not a launcher option" in done.stderr
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = launch("--train-script", "x", command=[sys.executable, MAIN], code=2)
+    assert "the current folder has been removed" in done.stderr
 
 
 @pytest.fixture
@@ -304,9 +287,8 @@ def bare_image(tmp_path):
     return {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
 
 
-@pytest.mark.parametrize("args", [[], ["train"]], ids=["no arguments", "SageMaker's word"])
-def test_a_bare_image_runs_from_the_config_files(bare_image, args):
-    done = launch(*args, **bare_image, SM_MODEL_DIR="/mine")
+def test_a_bare_image_runs_from_the_config_files(bare_image):
+    done = launch("train", **bare_image, SM_MODEL_DIR="/mine")
     assert "--rdzv-endpoint=algo-1:29400" in done.stdout
     assert " script.py --epochs 3 --text 'it'\"'\"'s $$HOME'\n" in done.stdout
     assert "SM_HP_EPOCHS=3" in done.stdout
@@ -367,15 +349,6 @@ def test_in_a_bare_image_the_command_line_comes_last_and_wins(bare_image, script
     assert words[:3] == ("other.py", "--epochs", "3") and words[-2:] == ("--epochs", "9")
 
 
-def test_a_script_in_sagemakers_folder_for_code(bare_image, tmp_path, script):
-    (tmp_path / "ml" / "code").mkdir()
-    script("", "ml/code/baked.py")
-    found = planned(["--train-script", "baked.py"], **bare_image).argv
-    assert f"{tmp_path}/ml/code/baked.py" in found
-    error = planned(["--train-script", "none.py"], **bare_image)
-    assert f"neither {tmp_path}/none.py nor {tmp_path}/ml/code/none.py" in str(error)
-
-
 @pytest.fixture
 def code(tmp_path, script):
     """Make a folder for code as an image has it, with a script and a package; return its path."""
@@ -391,6 +364,11 @@ def test_what_is_found_in_sagemakers_folder_for_code_runs_there(bare_image, code
     write_config(tmp_path / "ml")
     for found in (["--train-script", "tools/tool.py"], ["--train-module", "pkg"]):
         assert folder_of(found, **bare_image) == code
+    error = planned(["--train-script", "none.py"], **bare_image)
+    assert f"neither {tmp_path}/none.py nor {code}/none.py" in str(error)
+    assert (
+        f"{code}/tools/tool.py" in planned(["--train-script", "tools/tool.py"], **bare_image).argv
+    )
     assert folder_of(["--train-script", f"{code}/tools/tool.py"], **bare_image) == code
     assert folder_of(["--train-script", "script.py"], **bare_image) == ""  # of tmp_path
     (tmp_path / "pkg").mkdir()
@@ -454,21 +432,16 @@ def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
 # Odd values and config files: a plan or one line, never a traceback.
 
 
-def nodes_planned(argv, environ):
-    """Return how many hosts the plan has, 0 for a host outside, None for one line of error."""
+def is_planned(argv, environ):
+    """Tell whether this host has a plan: it may take no part, or end with one line of error."""
     try:
-        prepared = prepare(argv, {"PATH": "/nowhere", **environ})
-        if prepared is None:
-            return 0
-        if prepared.error:
-            raise prepared.error
+        job = prepare(argv, {"PATH": "/nowhere", **environ})
+        if job and job.error:
+            raise job.error
     except LaunchError as error:
         assert str(error) and "\n" not in str(error)
-        return None
-    plan = prepared.plan
-    assert all(isinstance(word, str) for word in plan.argv)
-    os.fsencode(command(plan))
-    return prepared.cluster.nnodes
+        return False
+    return job is not None and os.fsencode(command(job.plan)) != b""
 
 
 GROUPS = {
@@ -493,9 +466,9 @@ VARIABLES = {
 @pytest.mark.parametrize("variable", sorted(VARIABLES))
 def test_no_value_makes_the_launcher_itself_fail(variable):
     """It is taken, or refused in one line, or left to torchrun, which refuses it."""
-    assert nodes_planned(DRY, WHOLE) == 1
+    assert is_planned(DRY, WHOLE)
     for text in ABSURD:
-        nodes_planned(DRY, {**WHOLE, variable: text})
+        is_planned(DRY, {**WHOLE, variable: text})
 
 
 ANYTHING = [None, True, 3, "", "a b", "=\0", [], [3], ["a", None], {}, {"a": {"hosts": 3}}, [{}]]
@@ -509,7 +482,7 @@ def test_nothing_in_config_files_makes_the_launcher_itself_fail(tmp_path, field)
         resources = {"hosts": ["algo-1", "algo-2"], "current_host": "algo-1", field: value}
         hyperparameters = {"train-script": "script.py", str(value): value}
         write_config(tmp_path / "ml", hyperparameters, resources, {str(value): value})
-        nodes_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
+        is_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
 
 
 @pytest.mark.xdist_group("stacks")  # see tests/test_hangs.py
