@@ -512,7 +512,8 @@ def test_a_request_for_stacks():
     request = watch.poll(15)
     watch.replied(10, {**request, "signal": 0}, 15)  # its script has a handler of its own for that
     report(watch, 16)
-    message = watch.request_stacks(CollectStacks(3, True), 100)
+    for number, may_signal in ((3, True), (4, False)):  # one of them allows the signal
+        message = watch.request_stacks(CollectStacks(number, may_signal), 100)
     watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers
     watch.replied(7, {**message, "threads": [["", TRAIN, False]]}, 100)
     assert watch.signals_due(100.4) == {} and watch.due() == 100.5  # no other poll meanwhile
@@ -529,13 +530,6 @@ def test_a_request_for_stacks():
     ]
     assert watch.text(9, "S") == f"{HOLDS}."
     assert "no stack" in watch.text(6, "S")
-
-
-def test_ranks_get_the_signal_if_one_of_several_requests_allows_it():
-    watch = watching(7, signal=61)
-    for number, may_signal in ((3, True), (4, False)):
-        watch.request_stacks(CollectStacks(number, may_signal), 100)
-    assert watch.signals_due(100.5) == {7: 61}
 
 
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
