@@ -791,7 +791,7 @@ def test_what_keeps_ranks_from_their_first_collective_is_said_but_ends_nothing(r
 
 def test_of_a_stall_only_what_has_changed_is_said_again_and_so_at_its_hang():
     state, said = begun(notify=60, timeout=395), []
-    does = {100: "load", 170: "load", 200: "save", 330: "wait"}
+    does = {100: "load", 150: "load", 200: "save", 330: "wait"}
     for now in range(100, 600):
         if now in does:
             last = rank(3, group(60), place=f"{does[now]}, train.py:9")
