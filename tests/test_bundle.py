@@ -7,23 +7,19 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import REPO, completed, findings
+from conftest import REPO, completed, findings, make_one_file
 
-BUILD = [sys.executable, str(REPO / "bundle" / "build.py")]
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("built") / "launcher.py"
-    subprocess.run([*BUILD, str(path)], check=True)
-    return path
+    return make_one_file(tmp_path_factory.mktemp("built") / "launcher.py")
 
 
 @pytest.fixture
@@ -49,9 +45,8 @@ def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
     shutil.copy(REPO / "LICENSE", copy)
     (copy / "launcher" / "__pycache__").mkdir(exist_ok=True)
     (copy / "launcher" / "__pycache__" / "cli.cpython-39.pyc").write_bytes(b"of another Python")
-    command = f"umask 077; {sys.executable} clone/bundle/build.py other.py"
-    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"}
-    subprocess.run(["sh", "-c", command], cwd=copy.parent, env=environ, check=True)
+    command = f"cd {copy.parent}; umask 077; {sys.executable} clone/bundle/build.py other.py"
+    completed("sh", "-c", command, LC_ALL="C", PYTHONUTF8="0", TZ="Asia/Tokyo")
     other = copy.parent / "other.py"
     assert other.read_bytes() == one_file.read_bytes()
     assert stat.S_IMODE(other.stat().st_mode) == stat.S_IMODE(one_file.stat().st_mode) == 0o755
@@ -211,7 +206,6 @@ def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, one_file]  # 4 KiB a file
     host = start("--train-script", script(""), command=limited)
     assert host.wait() == 2, host.log()
-    assert (
-        f"launcher: cannot unpack {one_file} into {host.tmp} (File too large); set " in host.failure
-    )
+    says = f"launcher: cannot unpack {one_file} into {host.tmp} (File too large); set "
+    assert says in host.failure
     assert host.leftovers() == [] and os.listdir(host.tmp) == []

@@ -4,7 +4,6 @@ import configparser
 import email
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.engine import copy_tracked_files, tracked_files
-from conftest import REPO
+from conftest import REPO, completed
 
 import launcher
 
@@ -34,9 +33,7 @@ def clone(tmp_path_factory) -> Path:
 
 def build(*arguments) -> None:
     # Without an environment of its own, which pip would have to fill from the network.
-    command = [sys.executable, "-m", "build", "--no-isolation", "--quiet", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed(sys.executable, "-m", "build", "--no-isolation", "--quiet", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +62,7 @@ def contents(path) -> dict[str, bytes]:
 def test_the_wheel_has_the_launcher_and_nothing_else(dist, clone, tracked):
     inside = contents(wheel(dist))
     folders = ("launcher/", "launcher_tools/", "smddp/")
-    launchers = {name for name in tracked if name.startswith(folders)}
-    launchers.add("sm_launch.py")
+    launchers = {name for name in tracked if name.startswith(folders)} | {"sm_launch.py"}
     assert {name for name in inside if not name.startswith(INFO)} == launchers
     assert all(inside[name] == (clone / name).read_bytes() for name in launchers)
     assert inside[INFO + "licenses/LICENSE"] == (REPO / "LICENSE").read_bytes()
@@ -157,21 +153,22 @@ def bare(tmp_path):
 
 
 def test_ci_refuses_a_part_that_it_does_not_have_before_anything_else(bare):
-    command = [REPO / ".ci" / "run", "check", "tset"]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": str(bare)})
-    assert (done.returncode, done.stdout) == (2, "")
+    done = completed(REPO / ".ci" / "run", "check", "tset", code=2, PATH=str(bare))
+    assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(".ci/run: there is no part 'tset'; expected check, ")
     assert not (bare.parent / "installed").exists()
 
 
 @pytest.mark.parametrize("target", NEEDED)
-def test_make_says_in_one_line_what_the_tests_need_and_installs_nothing(bare, clone, target):
-    command = ["make", target, "VENV=none", "PYTHON=none"]
-    done = subprocess.run(
-        command, cwd=clone, capture_output=True, text=True, env={"PATH": str(bare)}
-    )
-    assert done.returncode == 2 and not done.stdout
+def test_make_says_in_one_line_what_the_tests_need_and_installs_nothing(
+    bare, clone, target, monkeypatch
+):
+    # Of its own environment alone: this may run below a make.
+    command = ["env", "-i", f"PATH={bare}", "make", target, "VENV=none", "PYTHON=none"]
+    monkeypatch.chdir(clone)
+    done = completed(*command, code=2)
+    assert not done.stdout
     line, makes_own = done.stderr.splitlines()
     assert line.startswith(f"make {target} needs ") and makes_own.startswith("make: *** ")
     assert line.endswith(f": apt-get install {NEEDED[target]} (.ci/run installs it, too).")

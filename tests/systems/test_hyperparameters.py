@@ -8,26 +8,21 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import sdk
 from aws import ROLE
-from conftest import ONE_HOST, REPO, write_config
+from conftest import ONE_HOST, REPO, completed, write_config
 from pages import code
 
 from launcher.job import toolkit
 
 pytestmark = [pytest.mark.systems, pytest.mark.torch]
 
-HYPERPARAMETERS = {"train-script": "show.py", "z": 1, "lr": 1e-3, "flag": True, "no": None}
-HYPERPARAMETERS |= {"d": {"b": [1], "a": 2}, "text": "a  $b `c`", "number": "7", "e": "é"}
-RENDERED = {
-    name: value if isinstance(value, str) else json.dumps(value)
-    for name, value in HYPERPARAMETERS.items()
-}
+HYPERPARAMETERS = {"train-script": "show.py", "z": "1", "flag": "true", "no": "null"}
+HYPERPARAMETERS |= {"d": '{"b": [1], "a": 2}', "text": "a  $b `c`", "number": "7", "e": "é"}
 SHOW = "import json, sys\nprint('argv', json.dumps(sys.argv[1:]), flush=True)\n"
 # The two methods of the SDK that make what is sent to the container.
 MAKE = """
@@ -91,10 +86,9 @@ def container(tmp_path):
     (ml / "input" / "data" / "code" / "show.py").write_text(SHOW)
     resources = {"network_interface_name": "lo", "current_instance_type": "ml.c5.xlarge"}
 
-    def run(hyperparameters=RENDERED, **source):
+    def run(hyperparameters=HYPERPARAMETERS, **source):
         write_config(ml, hyperparameters, {**ONE_HOST, **resources})
-        words = [sdk.python("v3"), "-c", MAKE, str(drivers), json.dumps(source)]
-        made = subprocess.run(words, capture_output=True, text=True, check=True)
+        made = completed(sdk.python("v3"), "-c", MAKE, drivers, json.dumps(source))
         theirs = Path(made.stdout.splitlines()[-1])
         for path in theirs.rglob("*.py"):
             (drivers / path.relative_to(theirs)).parent.mkdir(exist_ok=True)
@@ -103,15 +97,8 @@ def container(tmp_path):
             path.write_text(path.read_text().replace("/opt/ml", str(ml)))
         environ = {"TRAINING_JOB_NAME": "job", "PYTHONUTF8": "1"}
         environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", str(drivers / "sm_train.sh")],
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = completed("bash", drivers / "sm_train.sh", timeout=120, **environ)
         log = done.stdout + done.stderr
-        assert done.returncode == 0, log
         (said,) = (line for line in log.splitlines() if line.startswith("argv "))
         return json.loads(said[len("argv ") :]), log
 
@@ -169,9 +156,7 @@ def test_the_pages_arguments_of_v2_are_those_of_sdk_and_toolkit(sent, tmp_path, 
     values, words = the_pages_table()
     write_config(tmp_path / "ml", sent(column, values))
     environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
-    theirs = subprocess.run(
-        [sys.executable, "-c", TOOLKIT], env=environ, capture_output=True, text=True, check=True
-    )
+    theirs = completed(sys.executable, "-c", TOOLKIT, **environ)
     expected = in_order(words[column], sorted(values))
     assert json.loads(theirs.stdout.splitlines()[-1]) == expected
     # And an image without the toolkit.
