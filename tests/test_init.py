@@ -17,7 +17,6 @@ from launcher.result.causes import Result, of_container, stopped
 from launcher_tools import doctor_checks
 
 STOPPED = 143
-NOBODY = 65534  # a uid of no other process here
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 # A launcher as the init sees it: it registers, gets a stop, and says how it ends.
 STAND_IN = f"""
@@ -238,12 +237,27 @@ def test_signals_that_nohup_ignores_are_not_stops(start):
     assert host.err.count("\n") == 1
 
 
-def test_a_stop_goes_to_all_launchers_alone_and_their_exit_code_is_returned(init, stand_in):
-    host = init(f"{stand_in} & {stand_in} & {stand_in} & wait; echo the command goes on; exit 1")
-    host.wait_for("a launcher is here", count=3)
+AGAIN = "SIGTERM (signal 15): launchers start again and again; stopping sh.\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "launchers", "says"),
+    [
+        ("LAUNCHER & LAUNCHER & LAUNCHER & wait; echo it goes on; exit 1", 3, "it goes on\n"),
+        ("until LAUNCHER; do :; done", 1, AGAIN),
+        # as below su and gosu
+        pytest.param("RUNS_AS=65534 LAUNCHER; exit 1", 1, "heard 15\n", marks=needs_root),
+    ],
+    ids=["all launchers and not the command", "a loop of them", "of another user"],
+)
+def test_a_stop_goes_to_launchers_whose_exit_code_is_returned(
+    init, stand_in, command, launchers, says
+):
+    host = init(command.replace("LAUNCHER", stand_in))
+    host.wait_for("a launcher is here", count=launchers)
     host.signal(signal.SIGTERM)
     assert host.wait() == STOPPED, host.log()
-    assert host.out.count("heard 15") == 3 and host.out.endswith("the command goes on\n")
+    assert host.out.count("heard 15") >= launchers and says in host.out + host.err
 
 
 def test_it_stays_until_a_launcher_that_outlives_the_command_has_ended(init, stand_in):
@@ -267,14 +281,6 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     open("go-on", "w").close()
     assert host.wait() == STOPPED, host.log()
     assert host.out.endswith("a launcher is here\nheard 15\n")
-
-
-def test_a_command_that_starts_launchers_again_and_again_is_stopped_in_the_end(init, stand_in):
-    host = init(f"until {stand_in}; do :; done")
-    host.wait_for("a launcher is here")
-    host.signal(signal.SIGTERM)
-    assert host.wait() == STOPPED, host.log()
-    assert "SIGTERM (signal 15): launchers start again and again; stopping sh.\n" in host.err
 
 
 def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
@@ -381,16 +387,6 @@ def test_a_launcher_whose_report_is_none_was_killed(init, says):
     open("go-on", "w").close()
     assert host.wait() == 137, host.log()
     assert "Traceback" not in host.err
-
-
-@needs_root
-def test_a_command_that_becomes_another_user(init, stand_in):
-    """As below su and gosu."""
-    host = init(f"{stand_in}; exit 1", RUNS_AS=str(NOBODY))
-    host.wait_for("a launcher is here")
-    host.signal(signal.SIGTERM)
-    assert host.wait(60) == STOPPED, host.log()
-    assert "heard 15" in host.out
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ PARSED = [
     ("", {"LAUNCHER-GRACE": "7"}, {"unknown_twins": ("LAUNCHER-GRACE",), "grace": 100}),
     ("", {"launcher_gracious": "7", "grace": "7"}, {"unknown_twins": (), "grace": 100}),
     ("", dict.fromkeys(options.INTERNAL, "x"), {"unknown_twins": ()}),
+    # torchrun's variables
+    ("", {"PET_MAX_RESTARTS": "3"}, {"max_restarts": 3}),
+    ("", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"grace": 7}),
+    ("", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, {"grace": 7}),
+    ("--launcher-grace 9", {"PET_SHUTDOWN_TIMEOUT": "x"}, {"grace": 9}),  # replaced
     # the script's booleans
     (BOOLS, {}, {"script_args": tuple(BOOLS.split())}),
     (f"--launcher-bools flag {BOOLS}", {}, {"script_args": AS_FLAGS}),

