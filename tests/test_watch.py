@@ -341,6 +341,11 @@ def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_resta
     assert hang.what.startswith("ranks have made no progress for") and not hang.may_restart
 
 
+def test_a_rank_that_fails_while_another_runs_on_has_waited_for_nobody():
+    state, _, _ = check(hears(begun(every=1), "algo-1", [rank(3, runs_on=True)], 100), 170)
+    assert state.stalls and not judge.reason_of_wait(state, 0, "", 170)
+
+
 def test_when_it_is_said():
     state = begun(notify=60, timeout=200, every=1)
     ranks = [rank(0, IN_61, unchanged=31), rank(1, IN_61, unchanged=30)]
