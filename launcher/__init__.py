@@ -6,47 +6,77 @@ host for warm starts; `watch` finds the rank that others wait for; `result` desc
 ended; `cli` calls them. `container` is PID 1 and the toolkit's process; `host` has processes,
 signals, files and the clock for all of these; `text` has words, lines of JSON, and their sockets.
 
-Where to find each decision: all files of a question, in the order in which to open them. What
-happens goes through run/supervisor.py, the loop, to run/machine.py, and what machine.py reports to
-peers/coordinator.py, on another host by peers/link.py; to follow a way, these need not be opened.
+Where each decision is made: the files of a question, in the order in which to open them. Events
+reach run/machine.py through run/supervisor.py, the loop, which also does what machine.py decides.
+What machine.py reports reaches peers/coordinator.py, from another host through peers/link.py. Open
+these four only where a step names them.
 
-- How an option gets to its use: its row in job/options.py (name, type, default, help);
-  job/arguments.py, `parse`, reads all rows, from arguments and variables, and job/toolkit.py,
-  `read_input`, makes arguments of hyperparameters; its use is wherever `options.NAME` stands:
-  search for that. A default from another option is in job/job.py. Checks between options:
-  job/plan.py, job/prepare.py; job/no_effect.py warns. --launcher-grace and --launcher-failure-grace
-  are used by run/state.py, `State.grace`, and as `longest_grace` of all hosts by the coordinator.
-  For --launcher-hang-timeout: options.py, watch/judge.py (`_fails_at`, `time_is_up`),
-  peers/coordinator.py (`_watched`); result/causes.py, `of_hang`, has the exit code, and job/plan.py
-  refuses it with --launcher-watch 0.
-- How the words of a failure come about: run/describe.py, `end`, in the rank: its exceptions, with
-  what had run out (run/clues.py, `behind`); its keeper passes them on. run/keepers.py, `_said`, in
-  its launcher: the event, with what the kernel has counted; run/ranks.py: `to_count`, when they
-  count, and `failure`; result/raised.py, `headline`: these in one line; result/causes.py,
-  `of_rank`: the `Failure` with its notes, and `Failure.text`; peers/coordinator.py: `_fail`, how
-  long to wait for a better cause, `_cause`, which is the cause, `_after_failure` and `_verdict`,
-  what only the first host knows, at the end of ranks and once more when all have cleared. All hosts
-  get the text with `End`, and the final text with `Leave`; cli.py writes it to the failure file;
-  after a stop, nothing.
-- How a message of a rank gets to the log: run/rank.py, or watch/in_rank.py, sends it; run/events.py
-  has its fields, and run/keepers.py reads them; run/ranks.py keeps them; run/summary.py has the
-  words.
-- How a hang is found and ends the job: watch/__init__.py has the theory, and names the files:
-  watch/in_rank.py, `_progress`, in each rank; watch/host.py, `reports`, on its host (`_Rank.at`,
-  `no_reply`: a rank that does not reply); watch/waits.py, `stalls_in`: who waits for whom;
-  watch/judge.py, `time_is_up`: when it is logged, and fails the attempt; watch/sentences.py has the
-  words. From there on it is a failure.
-- How a stop gets from PID 1 to each rank, and back: container/init.py, `_stop`, to the launchers
-  that have connected by container/presence.py; run/machine.py, `signalled`, and `_end` for
-  `EndRanks`; run/keeper.py, `_ending`, which sends `cleared`; run/machine.py, `cleared`, `left`,
-  `nothing_left`; peers/coordinator.py, `host_stopped`, is how it spreads to the other hosts, and
-  `_if_cleared`; cli.py logs the last lines (run/summary.py, `lines`); result/causes.py,
-  `of_container`, has the exit code.
-- Where an exit code comes from: errors.py has the launcher's own, and who chooses; result/causes.py
-  makes every result of a job; peers/coordinator.py, `_verdict`, chooses among failures. 126 and 127
-  are LaunchErrors (host/processes.py, job/), or a rank's own; 137 below PID 1 is a killed
-  launcher's. job/help.py, `EXIT_CODES`, has their meaning for users.
-- What happens to ranks if the launcher is killed: `loop` in run/keeper.py.
+How an option gets to its use:
+
+    job/options.py        its row: name, type, default, help
+    job/arguments.py      `parse` reads all rows, from arguments and variables
+    job/toolkit.py        `read_input` makes arguments of hyperparameters
+    job/help.py           the text of --launcher-help
+
+  Its use is wherever `options.NAME` stands: search for that. job/job.py has defaults that depend on
+  other options; job/plan.py and job/prepare.py check options against each other, and
+  job/no_effect.py warns.
+
+How the words of a failure come about:
+
+    run/rank.py           `ended`, in the script's process, sends its end through the keeper
+    run/describe.py       `end`: its exceptions; `clues.behind`: what had run out
+    run/keepers.py        `_end`, in the launcher: adds what the kernel has counted
+    run/ranks.py          `to_count`: when a failure counts; `failure`
+    result/raised.py      `headline`: the exceptions in one line
+    result/causes.py      `of_rank`: the Failure; `Failure.text`
+    peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
+                          `_decide`, `_verdict`: what only the first host knows, at the end of ranks
+                          and, for the final text, when all have cleared
+
+  All hosts get the text with `End`, and the final text with `Leave`. cli.py has it written by
+  result/failure.py, but not after a stop.
+
+How a message of a rank gets to the log:
+
+    run/rank.py           sends it; watch/in_rank.py sends replies to polls
+    run/events.py         its fields
+    run/keepers.py        `_said` reads it
+    run/ranks.py          `updated` keeps it
+    run/summary.py        the words
+
+How a hang is found and ends the job:
+
+    watch/__init__.py     the theory, and what each file does
+    watch/in_rank.py      `_progress`, in each rank: how far its collectives are
+    watch/host.py         `reports`: its host's ranks without progress, or without a reply
+    watch/progress.py     the fields of such a report
+    watch/waits.py        `stalls_in`: who waits for whom
+    watch/judge.py        `time_is_up`: when it is logged, and when it is a failure
+    watch/sentences.py    the words
+
+How a stop gets from PID 1 to each rank, and how the job ends:
+
+    container/init.py     `_stop`: to the launchers; container/presence.py has their connections
+    run/supervisor.py     `_on_signals` makes an event of it
+    run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator
+    run/keeper.py         `_ending`: the rank's end, until all has cleared
+    peers/coordinator.py  `host_stopped`: End to the other hosts; `_if_cleared`: Leave to all
+    run/machine.py        `cleared`, `left`, `nothing_left`
+    cli.py                `_launch` logs the last lines (run/summary.py, `lines`)
+    result/causes.py      `of_container`: the container's exit code
+
+Where an exit code comes from:
+
+    errors.py             the launcher's own codes, and who chooses a code
+    result/causes.py      makes every result of a job
+    peers/coordinator.py  `_verdict` chooses among failures
+    job/help.py           `EXIT_CODES`: their meaning for users
+
+  126 and 127 are LaunchErrors (host/processes.py, job/), or a rank's own. 137 is that of a killed
+  rank or, below PID 1, of a killed launcher.
+
+What happens to ranks if the launcher is killed: run/keeper.py, `loop`.
 """
 
 import os

@@ -18,7 +18,7 @@ OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own exit codes (docs/options.md, "Exit codes"). Only result/causes.py makes results
 # of them, and the coordinator decides which result counts (peers/coordinator.py). A host decides
-# for itself when it is alone: without a job (cli.py), without a coordinator (run/machine.py), after
+# for itself only without a job (cli.py), without a coordinator (run/machine.py), after
 # an error of its own launcher (run/supervisor.py), at the third Ctrl-C, and if the program that
 # runs torchrun fails or is stopped after a success (both run/machine.py). Below PID 1,
 # `of_container` chooses between the codes of the command and of its launchers;

@@ -100,6 +100,7 @@ INSTEAD += "LAUNCHER_KEEP_EXIT_CODE is 1)."
         ("export KEEP; LAUNCHER 3 || true", 0, "", ""),
         # a reason is given where no launcher has given one
         ("LAUNCHER 3; exit 5", 5, "", ""),
+        ("LAUNCHER 137; exit 137", 137, "", ""),  # of its rank, which was killed
         ("LAUNCHER none; exit 5", 5, "ended with exit code 5 {}", ""),
         ("LAUNCHER 0; exit 5", 5, "ended with exit code 5 after its launcher had succeeded", ""),
         ("LAUNCHER killed | cat", 137, "ended with exit code 0 and its launcher was killed", ""),

@@ -53,7 +53,8 @@ class Kept:
         return self.wait("runs")["pid"]
 
     def end(self, number=1, signal=TERM, grace=LONG, **how):
-        self.send(end={"number": number, "signal": signal, "grace": grace, **how})
+        how = {"waits": False, "at_once": False, **how}
+        self.send(end={"number": number, "signal_number": signal, "grace": grace, **how})
 
     def clears(self, number=1, **how):
         """Have it end; see that nothing is left."""

@@ -123,7 +123,7 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
         keepers.ask({"stacks": 2})
         keepers.end(EndRanks(3, 15, 1.0, waits=True))
         keepers.leave(1)
-        end = {"number": 3, "signal": 15, "grace": 1.0, "waits": True, "at_once": False}
+        end = {"number": 3, "signal_number": 15, "grace": 1.0, "waits": True, "at_once": False}
         rest = [{"end": end}, {"leave": 1}]
         stacks = {"ask": {"stacks": 2}}
         for connection, expected in (

@@ -115,6 +115,11 @@ SENTENCES = [
         "in 61 | in 61 | in 61 | in 61",
         "all 4 ranks are in all_reduce #61 of the default group, which has not completed",
     ),
+    (
+        f"in 61 | in 61 | in 61 | in 61; {SILENT}",
+        "3 ranks are in all_reduce #61 of the default group, which has not completed; rank 3 "
+        f"{SILENT}",
+    ),
     # The root of a broadcast goes on; it waits nowhere, and has begun all that there is.
     (
         "in 61 | in 61 | in 61 | at 61",

@@ -54,7 +54,7 @@ _COMMAND = 200  # characters of a command in a message
 _WITHOUT_REASON: Mapping[Result | None, str] = {
     None: "and never started a launcher",
     SUCCESS: "after its launcher had succeeded",
-    KILLED: "and its launcher was killed",
+    KILLED: f"and {KILLED.text}",
 }
 
 

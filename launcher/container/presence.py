@@ -25,7 +25,8 @@ from launcher.result.causes import Result
 from launcher.text.protocol import LineSocket, Lobby
 
 Report = Callable[[Optional[Result]], None]
-KILLED = Result(128 + signal.SIGKILL)
+# A launcher whose rank was killed reports the same code, but no text.
+KILLED = Result(128 + signal.SIGKILL, "its launcher was killed")
 _NO_JOB, _RESULT = b"none", re.compile(rb"(\d{1,3}) (\d{1,2})")
 
 

@@ -1,4 +1,4 @@
-"""Warn about settings that surely have no effect."""
+"""Warn about settings that surely have no effect, or less than they say."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     if isinstance(phase, Joining):
         return _miss_hosts(state, phase, now)
     if isinstance(phase, Deciding):
-        return _after_failure(state, phase, now)
+        return _decide(state, phase, now)
     if isinstance(phase, Ended):
         return _leave_here(state, phase)
     assert isinstance(phase, Clearing)  # while ranks run only the watch has times
@@ -230,7 +230,7 @@ def _fail(state: JobState, failure: Failure, now: float) -> JobStep:
         deciding = phase._replace(deadline=deadline, failures=phase.failures + reported)
     state = state._replace(phase=deciding)
     if now >= deciding.deadline:
-        return _after_failure(state, deciding, now)
+        return _decide(state, deciding, now)
     return _watched(state, judge.failed(state.watch, failure.headline, now), now)
 
 
@@ -239,8 +239,8 @@ def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
     return _end(state, failure._replace(restart=state.failed[-1]).result, now)
 
 
-def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
-    """Restart if every failure is one of ranks, and restarts remain; else end the job."""
+def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
+    """Give the best cause its reason; restart if only ranks have failed and may again, or end."""
     failures = deciding.failures
     failure, failed_at = _cause(failures)
     if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did

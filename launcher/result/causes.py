@@ -56,7 +56,7 @@ _PATIENCE = (0.0, 0.5, 1.0, 1.0, 3.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):
-    """How the job ends, the same on every host; `text` is for the failure file, "" for none."""
+    """How the job, or a host's share, ends; `text` is for the failure file, "" for none."""
 
     exit_code: int
     text: str = ""
@@ -99,8 +99,7 @@ class Failure(NamedTuple):
     """One reason for the job to fail: its host's facts, and those that the coordinator adds.
 
     `exit_code` is as a shell has it, 1 to 255. A restart can fix it only if it `may_restart` and no
-    hardware is `broken` (in words); `rank` is the failed rank, -1 if none failed. `text` is made
-    from the words.
+    hardware is `broken` (in words); `rank` is the failed rank, -1 if none failed.
     """
 
     cause: Cause

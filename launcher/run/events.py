@@ -26,7 +26,7 @@ class TorchrunEnded(NamedTuple):
 
 
 class NothingLeft(NamedTuple):
-    """Torchrun and all of its processes have ended."""
+    """No keeper is connected, and the launcher has no child left."""
 
 
 class KeeperJoined(NamedTuple):
@@ -119,12 +119,12 @@ class RunRanks(NamedTuple):
 class EndRanks(NamedTuple):
     """Have all keepers end their processes: KeeperCleared with this number follows.
 
-    `number` counts the ends of this host. `waits`: ranks' leftovers get the grace, too. `at_once`:
-    there is no grace, even if a previous command gave one.
+    `number` counts this host's ends, and is not that of the coordinator's End. `waits`: ranks'
+    leftovers get the grace, too. `at_once`: there is no grace, even if a previous command gave one.
     """
 
     number: int
-    signal: int
+    signal_number: int
     grace: float
     waits: bool = False
     at_once: bool = False

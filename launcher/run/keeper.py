@@ -9,10 +9,10 @@ The launcher and the keeper talk in lines of JSON, in order:
     to the launcher                               from the launcher
     hello: rank, local_rank, group_rank,          run: environ, ignored, grace, log, shows,
         nproc                                         prefix, merges, bars
-    runs: pid                                     end: number, signal, grace, waits, at_once
-    ended: exit_code, response, and what          ask: passed on to the script's process
-        clues.py says                             leave: an exit code
-    cleared: number, survivors
+    runs: pid                                     end: number, signal_number, grace, waits,
+    ended: exit_code, response, and what              at_once
+        clues.py says                             ask: passed on to the script's process
+    cleared: number, survivors                    leave: an exit code
     stub: number, of a signal that it got
     log: a line
     hangs_up: true, of the script's process
@@ -197,7 +197,7 @@ class Keeper:
                 self._hear_stub()
             self._take()
             if self._launcher.is_gone and not self._steps:
-                self._end(0, signal.SIGTERM, self._script.grace)
+                self._end(0, signal.SIGTERM, self._script.grace, waits=False, at_once=False)
             if (self._reap() or time.monotonic() >= self._due) and self._steps:
                 self._due = next(self._steps, NEVER)
 
@@ -313,7 +313,7 @@ class Keeper:
             send(script.pid, number)
 
     def _end(
-        self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
+        self, number: int, signal_number: int, grace: float, waits: bool, at_once: bool
     ) -> None:
         """End all: the script gets the signal, once, and its leftovers get SIGTERM later.
 
@@ -328,7 +328,7 @@ class Keeper:
         before = min(_LEFTOVERS_SECONDS, grace / 4)
         leftovers_at = deadline - before if waits else now + _AGAIN_SECONDS
         self._deadline = deadline
-        self._steps = self._ending(number, signal, waits, leftovers_at)
+        self._steps = self._ending(number, signal_number, waits, leftovers_at)
         self._due = next(self._steps, NEVER)
 
     def _ending(self, number: int, stop: int, waits: bool, leftovers_at: float) -> Iterator[float]:

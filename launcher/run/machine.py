@@ -200,7 +200,7 @@ def signalled(state: State, event: Stop, now: float) -> Step:
     works_on = runner and state.result == SUCCESS
     state = state._replace(stops=(*state.stops, (number, now)))
     if runner:  # also for a success whose End this stop crosses
-        state = state._replace(after=state.after or stopped(number))
+        state = state._replace(instead=state.instead or stopped(number))
     recent = [one for one, at in state.stops if now - at < INTERRUPTS_WITHIN_SECONDS]
     if number == signal.SIGINT and recent.count(number) >= INTERRUPTS_TO_KILL:
         return _interrupted(state, now)
@@ -398,7 +398,7 @@ def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Ste
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.plan.runner and event.returncode:
-        state = state._replace(after=state.after or _of_torchrun(state, now, *event).result)
+        state = state._replace(instead=state.instead or _of_torchrun(state, now, *event).result)
     if state.goes_on:
         if state.job.plan.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")

@@ -15,7 +15,7 @@ from launcher.text.words import named_rank
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
-CONFIRM_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
+CONFIRM_SECONDS = 2.5  # from a rank's exception until it counts, if its process does not end first
 # A rank departs when its script ends, if its process ends within this time; else with its process.
 EXIT_SECONDS = 5.0
 

@@ -96,14 +96,14 @@ class State(NamedTuple):
     torchrun_ends: bool = False  # its stubs, as has been reported
     stops: tuple[tuple[int, float], ...] = ()  # that this host itself got: their numbers, and when
     decided: Result | None = None  # how all hosts end, as far as this one knows
-    # How this host ends in place of a success: what runs torchrun has failed, or was stopped.
-    after: Result | None = None
+    # How this host ends instead of a success: what runs torchrun has failed, or was stopped.
+    instead: Result | None = None
     cause: str = ""  # that has been logged
 
     @property
     def result(self) -> Result | None:
-        """How this host ends: as all do; in place of a success `after` counts, if it is set."""
-        return self.after if self.after and self.decided == SUCCESS else self.decided
+        """How this host ends: as all do; `instead` counts, if it is set, where they succeed."""
+        return self.instead if self.instead and self.decided == SUCCESS else self.decided
 
     @property
     def goes_on(self) -> bool:

@@ -5,7 +5,7 @@ How a hang is found, and who may end the job
 
     in_rank.py      in each rank, a thread: replies how far its collectives are, and where it is
     host.py         on each host: polls its ranks every --launcher-watch seconds, and reports to
-                    the coordinator those without progress for half the time to a notice
+                    the coordinator those without progress for half of --launcher-hang-notify
     judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure
     waits.py        for judge.py: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
@@ -31,8 +31,8 @@ others count as waiting, and a rank that does not reply as one that has begun le
 
 Root. An absent rank may itself wait, in another group. The ranks at the root are absent somewhere
 and wait nowhere; the log names them. If there are none, a collective does not complete, or ranks
-wait for each other. The wait of a rank that does not reply may have ended, or another rank may be
-at the root: the log names such a rank only if no other is at the root.
+wait for each other. A rank that does not reply may have moved on: the log names it as the root only
+if no other rank is there.
 
 Before the first collective. A rank inside init_process_group or new_group waits for the others that
 make the group, as in a collective. A rank stands still if its stack is the same in all polls, and

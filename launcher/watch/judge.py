@@ -122,7 +122,7 @@ def due(state: Stalls, *, is_running: bool = True) -> float:
 
 def _fails_at(stall: Stall, state: Stalls) -> float:
     """Return when a stall fails the attempt; infinite: never."""
-    since = stall.since if stall.ends_job else math.inf
+    since = stall.since if stall.may_fail else math.inf
     if stall.runs_on and not any(report.others for report in state.reports.values()):
         idle = [rank for rank in _ranks(state).values() if rank.runs_on or rank.waits]
         since = max((rank.since for rank in idle), default=math.inf)
@@ -152,7 +152,7 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
             if stall.waits and reason != stall.logged:
                 note = Note("stalled", cause=line, ranks=stall.waiting, since=stall.since)
                 actions.append(_at_root(note, stall))
-            if stall.ends_job and not stall.logged:
+            if stall.may_fail and not stall.logged:
                 # For the log, ranks get a signal only if this stall ends the job anyway.
                 may_signal = state.options.hang_timeout < math.inf
                 state, more = collect(state, now, may_signal=may_signal, is_for_log=True)
@@ -205,7 +205,7 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     # A report with stacks also lists ranks that have just moved: a poll must follow its beginning.
     patience = max(min(options.hang_notify, options.hang_timeout), options.watch + _REPORT_SECONDS)
     for stall in waits.stalls_in(ranks):
-        if options.notes or stall.ends_job or stall.runs_on:
+        if options.notes or stall.may_fail or stall.runs_on:
             notice_at = stall.since + patience
             earlier = tracked.pop(stall.kind, stall)
             if earlier.named & stall.ranks.keys():  # otherwise that one has ended

@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 class StalledRank(NamedTuple):
-    """One rank that has made no progress for `unchanged` seconds.
+    """One rank, which has made no progress for `unchanged` seconds (0: it makes progress).
 
     `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
     keeps its process alive. `trouble` is why it will begin nothing more, if known: it has ended, or

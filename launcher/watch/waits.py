@@ -71,8 +71,8 @@ class Stall(NamedTuple):
         return self.is_sure and self.progress_at == math.inf
 
     @property
-    def ends_job(self) -> bool:
-        """Whether it may end the attempt: ranks wait in a collective, not to make a group."""
+    def may_fail(self) -> bool:
+        """Whether it may fail the attempt: ranks wait in a collective, not to make a group."""
         groups = [group for rank in self.ranks.values() for group in rank.groups]
         return bool(self.waits) and {one.is_making for one in groups if one.waits} != {True}
 

@@ -102,7 +102,7 @@ class Keeper(Process):
 
     def _loses_launcher(self) -> None:
         if self.acts and not self._is_ending:
-            self._end(0, signal.SIGTERM, self.job.plan.grace)
+            self._end(0, signal.SIGTERM, self.job.plan.grace, waits=False, at_once=False)
 
     def _run(self, start: dict[str, Any]) -> None:
         self._is_ending = self.has_said_end = False
@@ -113,7 +113,7 @@ class Keeper(Process):
         self._pipe.say({"runs": {"pid": self.script.pid}})
 
     def _end(
-        self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
+        self, number: int, signal_number: int, grace: float, waits: bool, at_once: bool
     ) -> None:
         now, script = self.clock.now, self.script
         deadline = now if at_once else now + grace
@@ -123,8 +123,8 @@ class Keeper(Process):
         self._deadline, self._stuck_at = deadline, deadline + STUCK
         self._leftovers_at = deadline - min(LEFTOVERS, grace / 4) if waits else now
         if script and script.runs and not self._signal and (waits or not self.has_said_end):
-            self._signal, self._response = signal, script.response(signal)
-            script.signal(signal)
+            self._signal, self._response = signal_number, script.response(signal_number)
+            script.signal(signal_number)
         for at in (now, self._leftovers_at, deadline):
             self.clock.at(at, self._look)
 
