@@ -31,8 +31,8 @@ How the words of a failure come about:
     result/raised.py      `headline`: the exceptions in one line
     result/causes.py      `of_rank`: the Failure; `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
-                          `_decide`, `_verdict`: what only the first host knows, at the end of ranks
-                          and, for the final text, when all have cleared
+                          `_decide`, `_verdict`: what only the first host knows; `_verdict` once
+                          more, for the final text, when all have cleared
 
   All hosts get the text with `End`, and the final text with `Leave`. cli.py has it written by
   result/failure.py, but not after a stop.
@@ -40,10 +40,10 @@ How the words of a failure come about:
 How a message of a rank gets to the log:
 
     run/rank.py           sends it; watch/in_rank.py sends replies to polls
-    run/events.py         its fields
+    result/raised.py      the fields of an end; watch/progress.py: of a reply; run/events.py: others
     run/keepers.py        `_said` reads it
     run/ranks.py          `updated` keeps it
-    run/summary.py        the words
+    result/causes.py      `of_rank`: the words of an end; watch/sentences.py has those of replies
 
 How a hang is found and ends the job:
 
@@ -61,7 +61,7 @@ How a stop gets from PID 1 to each rank, and how the job ends:
     run/supervisor.py     `_on_signals` makes an event of it
     run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator
     run/keeper.py         `_ending`: the rank's end, until all has cleared
-    peers/coordinator.py  `host_stopped`: End to the other hosts; `_if_cleared`: Leave to all
+    peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
     run/machine.py        `cleared`, `left`, `nothing_left`
     cli.py                `_launch` logs the last lines (run/summary.py, `lines`)
     result/causes.py      `of_container`: the container's exit code

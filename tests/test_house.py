@@ -65,8 +65,8 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7789,
-    ("run", "warm"): 2700,
+    ("",): 7791,
+    ("run", "warm"): 2702,
     ("watch",): 1074,
     ("peers",): 861,
     ("job",): 1500,

@@ -164,6 +164,43 @@ def test_invalid_messages_change_nothing(keepers, message, logged):
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
+INVALID = [{"script_ended": True}, {"script_ended": {"alone": 1}}, {"watch": "x"}]
+INVALID += [{"end": {"exit_code": "x"}, "groups": [["0,1", 0, "", 9, 9]]}]
+INVALID += [{"poll": 0, "unchanged": "x"}, {"poll": 0, "threads": [["", [3], False]]}]
+
+
+@pytest.mark.parametrize("message", INVALID)
+def test_an_invalid_message_of_a_script_changes_nothing_that_is_known_of_its_rank(
+    keepers, message, logged
+):
+    with keeper(7, RUNS) as connection:
+        keepers.act_until(lambda: len(keepers.told) == 2)
+        before = dict(vars(keepers.watch._ranks[77]))
+        connection.sendall(line_of(said(**message)) + line_of({"ended": ENDED}))
+        keepers.act_until(lambda: len(keepers.told) == 3)
+    assert vars(keepers.watch._ranks[77]) == before and "ignoring an invalid" in logged()
+
+
+def test_a_script_cannot_say_what_only_its_launcher_finds_out(keepers):
+    end = {"exit_code": -11, "chain": [LINK], **CLUES}
+    more = {"recorded": "x", "words": "x", "place": "x", "frames": "x", "at": "x"}
+    more["after_script"] = True
+    with keeper(7, RUNS, said(end={**end, **more}), said(thread={"name": "pin", "end": end})):
+        keepers.act_until(lambda: len(keepers.told) == 4)
+    expected = Exit(-11, (Link(**LINK),))
+    assert keepers.told[2:] == [RankExits(7, expected), ThreadRaised(7, "pin", expected)]
+
+
+@pytest.mark.parametrize("error", [AttributeError, IndexError, KeyError, TypeError])
+def test_a_mistake_of_ours_is_no_invalid_message(keepers, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(keepers.watch, "script_ended", fails)
+    with keeper(7, RUNS, said(script_ended={})), pytest.raises(error):
+        keepers.act_until(lambda: len(keepers.told) == 3)
+
+
 def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
     with keeper(7, *[{"ended": {}}] * 500, RUNS):
         keepers.act_until(lambda: RankRuns(7, 77) in keepers.told)

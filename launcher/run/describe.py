@@ -52,7 +52,7 @@ def end(error: BaseException) -> dict[str, Any]:
             code = 0 if error.code is None else error.code
             if isinstance(code, int):
                 # As Python does it: a C long, of which wait(2) returns eight bits.
-                found["exit_code"] = code & 0xFF if -(2**63) <= code < 2**63 else 255
+                found["exit_code"] = int.__and__(code, 0xFF) if -(2**63) <= code < 2**63 else 255
         elif type(error) is KeyboardInterrupt:
             found["exit_code"] = -signal.SIGINT
         links = came_from(error)

@@ -108,7 +108,7 @@ class Keepers(Lobby[_Connection]):
     def _receive(self, connection: _Connection, line: bytes) -> None:
         try:
             event = self._event_of(connection, line)
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        except ValueError:  # another error is a mistake of ours
             self._ignored += 1
             if self._ignored <= _MOST_IGNORED:
                 self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
@@ -125,7 +125,7 @@ class Keepers(Lobby[_Connection]):
     # Messages.
 
     def _event_of(self, connection: _Connection, line: bytes) -> Any:
-        """Return the event of a line, if any; raise one of several errors if it is not valid."""
+        """Return the event of a line, if any. Raises ValueError, first, if it is not valid."""
         rank = connection.rank
         if line.startswith(b":") and rank >= 0:
             return self._said(connection, line[1:])
@@ -157,7 +157,7 @@ class Keepers(Lobby[_Connection]):
         elif "hangs_up" in message:
             self.watch.disconnected(connection.pid)
         else:
-            self._system.log(printable(str(message["log"])))
+            self._system.log(printable(wire.read(str, message.get("log"))))
         return None
 
     def _said(self, connection: _Connection, line: bytes) -> Any:
@@ -166,26 +166,28 @@ class Keepers(Lobby[_Connection]):
         if not line.startswith(b"{"):  # faulthandler's
             self.watch.wrote(pid, line.decode("utf-8", "backslashreplace"))
             return None
+        event: Any = None
         message = decoded(line)
         if "poll" in message:
             self.watch.replied(pid, message, now)
         elif "watch" in message:
-            self.watch.connected(pid, int(message["watch"]), now)
+            self.watch.connected(pid, wire.read(int, message["watch"]), now)
         elif "script_ended" in message:
+            event = _event(events.ScriptEnded, rank, message["script_ended"])
             self.watch.script_ended(pid, now)
-            return _event(events.ScriptEnded, rank, message["script_ended"])
         elif "thread" in message:
-            name, end = str(message["thread"]["name"]), self._end(message["thread"]["end"])
-            return events.ThreadRaised(rank, name, end) if end.chain else None
+            thread = wire.read(dict, message["thread"])
+            end = self._end(thread.get("end"))
+            return events.ThreadRaised(rank, str(thread.get("name")), end) if end.chain else None
         elif "end" in message:
+            event = events.RankExits(rank, self._end(message["end"]))
             self.watch.failed(pid, message.get("groups"))
-            return events.RankExits(rank, self._end(message["end"]))
-        return None
+        return event
 
     def _ended(self, connection: _Connection, message: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
-        end, pid = self._end(message), connection.pid
-        response = Disposition(message["response"]) if message["response"] else None
+        end, pid = self._end(message)._replace(words=str(message.get("words", ""))), connection.pid
+        response = Disposition(message["response"]) if message.get("response") else None
         if end.exit_code == -signal.SIGKILL:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
         connection.pid, number = 0, -end.exit_code
@@ -195,20 +197,23 @@ class Keepers(Lobby[_Connection]):
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(connection.rank, end, response)
 
-    def _end(self, message: Mapping[str, Any]) -> Exit:
-        """Return an end as it is reported, with the kernel's counts of what may explain it."""
-        end: Exit = wire.read(Exit, message)
-        counted = message.get("counted", ())
+    def _end(self, message: Any) -> Exit:
+        """Return an end with the kernel's counts of what may explain it.
+
+        Of its other fields a rank reports only these; the launcher itself finds out the rest.
+        """
+        end: Exit = wire.read(Exit, wire.read(dict, message))
+        counted = wire.read(tuple[str, ...], message.get("counted", []))
         recorded = self.oom() if end.exit_code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return end._replace(chain=read(end.chain), recorded=recorded)
+        return Exit(end.exit_code, read(end.chain), end.notes, recorded, end.broken)
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
         return risen(self._counted, self._system.oom_kills())
 
 
-def _event(kind: type, rank: int, fields: Mapping[str, Any]) -> Any:
-    """Return a rank's event. Raises one of several errors if its fields are not valid."""
-    return wire.read(kind, {**fields, "rank": rank})
+def _event(kind: type, rank: int, fields: Any) -> Any:
+    """Return a rank's event. Raises ValueError if its fields are not valid."""
+    return wire.read(kind, {**wire.read(dict, fields), "rank": rank})

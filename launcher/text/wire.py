@@ -32,7 +32,7 @@ def read(kind: Any, value: Any) -> Any:
         return _of(dict, value)
     if kind is float:
         return float(value if type(value) is int else _of(float, value))
-    if kind in (bool, int, str):
+    if kind in (bool, int, str, dict):
         return _of(kind, value)
     if issubclass(kind, enum.Enum):
         return kind(_of(int, value))

@@ -121,20 +121,20 @@ class Watch:
         rank.known = rank.known._replace(place=stacks.AT_EXIT, is_still=False)
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
-        """Handle a rank's reply. Raises one of several errors if it is not valid."""
+        """Handle a rank's reply. Raises ValueError, and changes nothing, if it is not valid."""
         rank = self._of(pid)
         if fields["poll"] != self._polls:
             return  # it is too late
-        rank.replied_at, rank.poll = now, self._polls
-        rank.signal = int(fields.get("signal", rank.signal))
-        rank.threads = stacks.threads_of(fields.get("threads", ()))
+        numbers = {"rank": rank.known.rank, "local_rank": rank.known.local_rank}
+        known = wire.read(StalledRank, {"unchanged": 0, **fields, **numbers})
+        sent = wire.read(tuple[tuple[str, tuple[str, ...], bool], ...], fields.get("threads", []))
+        rank.signal = wire.read(int, fields.get("signal", rank.signal))
+        rank.replied_at, rank.poll, rank.threads = now, self._polls, stacks.threads_of(sent)
         rank.written.clear()
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
             place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
-        numbers = {"rank": rank.known.rank, "local_rank": rank.known.local_rank}
-        known = wire.read(StalledRank, {"unchanged": 0, **fields, **numbers, "place": place})
-        known = known._replace(note=known.note or str(fields.get("handles", "")))
+        known = known._replace(place=place, note=known.note or str(fields.get("handles", "")))
         if fields.get("ends"):
             trouble = f"{ENDS}{stacks.in_place(rank.calls)}"
             known = known._replace(groups=rank.known.groups).without_waits(trouble)

@@ -62,7 +62,7 @@ class Thread(NamedTuple):
 
 
 def threads_of(values: Any) -> tuple[Thread, ...]:
-    """Return the threads that a rank has sent. Raises one of several errors if not valid."""
+    """Return the threads that a rank has sent."""
     return tuple(Thread(printable(name), calls_in(lines), keeps) for name, lines, keeps in values)
 
 

@@ -53,13 +53,13 @@ def is_true(watch: Watch, result: Result) -> bool:
         return bool(watch.faults)
     if "within" in line and "of the restart" in line:
         return bool(watch.restarts)
+    host, first = re.split("[:, ]", line)[0], watch.job.names[0]
     if "it was sent a signal, or ends by itself" in line and planned(watch, What.KEEPER_HANGS):
         # A keeper that is stopped cannot tell that its stub was killed: torchrun just ends. If its
         # launcher stands still, other hosts' torchruns are heard first.
-        stubs = {one.machine.name for one in has(watch, What.STUB_KILLED)}
-        if re.split("[:, ]", line)[0] in stubs or (stubs and planned(watch, *SLOW)):
+        slow = {watch.job.names[one.host] for one in watch.job.plan.faults if one.what in SLOW}
+        if {one.machine.name for one in has(watch, What.STUB_KILLED)} & {host, *slow}:
             return True
-    host, first = re.split("[:, ]", line)[0], watch.job.names[0]
     for words, of_host, of_any in NAMES:
         if re.search(words, line):
             hosts = {
