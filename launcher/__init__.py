@@ -14,18 +14,17 @@ these four only where a step names them.
 How an option gets to its use:
 
     job/options.py        its row: name, type, default, help
-    job/arguments.py      `parse` reads all rows, from arguments and variables
     job/toolkit.py        `read_input` makes arguments of hyperparameters
-    job/help.py           the text of --launcher-help
+    job/arguments.py      `parse` reads all rows, from arguments and variables
 
-  Its use is wherever `options.NAME` stands: search for that. job/job.py has defaults that depend on
-  other options; job/plan.py and job/prepare.py check options against each other, and
-  job/no_effect.py warns.
+  job/prepare.py calls both. The option's use is wherever `options.NAME` stands: search for NAME.
+  job/job.py has defaults that depend on other options; job/plan.py and job/prepare.py check options
+  against each other, and job/no_effect.py warns. job/help.py is the text of --launcher-help.
 
 How the words of a failure come about:
 
     run/rank.py           `ended`, in the script's process, sends its end through the keeper
-    run/describe.py       `end`: its exceptions; `clues.behind`: what had run out
+    run/describe.py       `end`: its exceptions, with what may have caused them (run/clues.py)
     run/keepers.py        `_end`, in the launcher: adds what the kernel has counted
     run/ranks.py          `to_count`: when a failure counts; `failure`
     result/raised.py      `headline`: the exceptions in one line
@@ -59,7 +58,8 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers; container/presence.py has their connections
     run/supervisor.py     `_on_signals` makes an event of it
-    run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator
+    run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator;
+                          `ended`, on a host that only hears of the stop
     run/keeper.py         `_ending`: the rank's end, until all has cleared
     peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
     run/machine.py        `cleared`, `left`, `nothing_left`
@@ -68,7 +68,7 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 
 Where an exit code comes from:
 
-    errors.py             the launcher's own codes, and who chooses a code
+    errors.py             the launcher's own codes, and who chooses a code; cli.py returns it
     result/causes.py      makes every result of a job
     peers/coordinator.py  `_verdict` chooses among failures
     job/help.py           `EXIT_CODES`: their meaning for users

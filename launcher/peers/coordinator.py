@@ -199,7 +199,10 @@ def host_failed(state: JobState, host: str, failure: Failure, now: float) -> Job
 
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
-    """Count a lost host; a job that has lost a host never restarts."""
+    """Count a lost host; a job that has lost a host never restarts.
+
+    In Ended it has only left; this host leaves after the last one.
+    """
     joined = {host: at for host, at in state.joined.items() if host != event.host}
     state, phase = state._replace(joined=joined), state.phase
     if isinstance(phase, Ended):
@@ -378,6 +381,7 @@ def _bound(state: JobState, *, is_restart: bool) -> float:
     if not state.attempt:
         return _LATE_HOSTS_SECONDS  # no rank has started
     job = state.job
+    # A host that is cut off counts as lost only after the host timeout.
     bound = state.longest_grace + _KILL_SECONDS + _REPLY_SECONDS + job.options.host_timeout
     return min(bound, job.restart_timeout) if is_restart and job.members else bound
 

@@ -112,7 +112,7 @@ class Failure(NamedTuple):
     is_hang: bool = False
     rank: int = -1
     broken: str = ""
-    age: float = 0.0  # seconds from the failure to its report: a rank's may count 2.5 s later
+    age: float = 0.0  # seconds from the failure to its report: up to 2.5 for a rank's
     # Added by the coordinator.
     reason: str = ""  # who waited for whom, or which rank had ended before: it comes first
     failures: int = 1  # of ranks for reasons of their own, this one included
@@ -210,7 +210,7 @@ def of_container(
     if code == 0 and hides_failure and not stop_signal:
         code = 1
     # The toolkit ends with 1 after every failure, and with 0 even after a Ctrl-C; a shell script
-    # may end with the code of `| tee`. A stop of another host is not a failure here.
+    # may end with the code of `| tee`. If only another host was stopped, a 0 stays 0.
     is_hidden = code == 1 or (code == 0 and (stop_signal or not reported.stop_signal))
     if reported.exit_code and is_hidden and not keeps_code:
         code = reported.exit_code

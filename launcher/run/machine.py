@@ -191,9 +191,10 @@ def cannot_start(state: State, event: Failure, now: float) -> Step:
 
 
 def signalled(state: State, event: Stop, now: float) -> Step:
-    """Report a stop; begin it if ranks run: each gets the signal once, and its grace to save.
+    """Report a stop, and begin it if ranks run: each gets the signal once, and its grace to save.
 
-    After a failure the coordinator decides which of the two counts.
+    The coordinator decides whether it or a failure counts. Once ranks end for another reason than a
+    restart, no stop changes the result.
     """
     number, phase, name = event.number, state.phase, signal_name(event.number)
     runner, is_first = state.job.plan.runner, not state.stops

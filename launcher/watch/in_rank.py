@@ -185,7 +185,7 @@ class Replier:
 
     def _reply(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the reply: that there was progress, or since when not, and where threads are."""
-        found: dict[str, Any] = {"ends": True}
+        found: dict[str, Any] = {"ends": True}  # if `_end` holds the lock
         try:
             if self._busy.acquire(blocking=False):
                 try:

@@ -215,7 +215,7 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     over = [stall for stall in state.stalls if stall.progress_at < math.inf]
     for stall in (*over, *tracked.values()):
         if stall.logged and stall.waits:
-            # It is no reason for what follows if those have moved that others waited for.
+            # If the ranks at its root have moved, too, it does not explain a later failure.
             is_sure = stall.is_sure and ranks.keys() >= set(stall.root)
             progress_at = min(stall.progress_at, now)
             stalls.append(stall._replace(is_sure=is_sure, progress_at=progress_at))

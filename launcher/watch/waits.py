@@ -159,7 +159,7 @@ def _wait_in(views: Mapping[int, Group], ranks: StalledRanks) -> Wait | None:
     may_wait = inside | awake if furthest.is_counted else inside
     waiting = {rank for rank in may_wait if begun[rank] > least}
     absent = {rank for rank, count in begun.items() if count == least} - (inside & awake)
-    # Ranks that have ended may have begun all.
+    # Absent ranks that have ended may first have begun all: then only those inside surely wait.
     have_ended = all(ranks[rank].has_ended for rank in absent)
     surely = awake & inside if have_ended else awake
     if not (waiting and absent):
