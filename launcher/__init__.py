@@ -39,7 +39,7 @@ How the words of a failure come about:
 How a message of a rank gets to the log:
 
     run/rank.py           sends it; watch/in_rank.py sends replies to polls
-    result/raised.py      the fields of an end; watch/progress.py: of a reply; run/events.py: others
+    result/raised.py      fields of an end; watch/progress.py: of a reply; run/events.py: of others
     run/keepers.py        `_said` reads it
     run/ranks.py          `updated` keeps it
     result/causes.py      `of_rank`: the words of an end; watch/sentences.py has those of replies

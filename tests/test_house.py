@@ -65,9 +65,9 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7791,
+    ("",): 7792,
     ("run", "warm"): 2702,
-    ("watch",): 1074,
+    ("watch",): 1075,
     ("peers",): 861,
     ("job",): 1500,
     ("result",): 420,

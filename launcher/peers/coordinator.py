@@ -201,7 +201,7 @@ def host_failed(state: JobState, host: str, failure: Failure, now: float) -> Job
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     """Count a lost host; a job that has lost a host never restarts.
 
-    In Ended it has only left; this host leaves after the last one.
+    After the end of the job it has only left; this host leaves after the last of them.
     """
     joined = {host: at for host, at in state.joined.items() if host != event.host}
     state, phase = state._replace(joined=joined), state.phase
@@ -243,7 +243,7 @@ def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
 
 
 def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
-    """Give the best cause its reason; restart if only ranks have failed and may again, or end."""
+    """Add the reason to the best cause; then restart, or end the job."""
     failures = deciding.failures
     failure, failed_at = _cause(failures)
     if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did

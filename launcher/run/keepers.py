@@ -125,7 +125,7 @@ class Keepers(Lobby[_Connection]):
     # Messages.
 
     def _event_of(self, connection: _Connection, line: bytes) -> Any:
-        """Return the event of a line, if any. Raises ValueError, first, if it is not valid."""
+        """Return the event of a line, if any. Raises ValueError, without effect, if it is bad."""
         rank = connection.rank
         if line.startswith(b":") and rank >= 0:
             return self._said(connection, line[1:])

@@ -193,8 +193,8 @@ def cannot_start(state: State, event: Failure, now: float) -> Step:
 def signalled(state: State, event: Stop, now: float) -> Step:
     """Report a stop, and begin it if ranks run: each gets the signal once, and its grace to save.
 
-    The coordinator decides whether it or a failure counts. Once ranks end for another reason than a
-    restart, a stop ends no more than a runner, which may work on after a success.
+    The coordinator decides whether it or a failure counts. Once ranks end for good, a stop ends
+    only a runner that works on after a success.
     """
     number, phase, name = event.number, state.phase, signal_name(event.number)
     runner, is_first = state.job.plan.runner, not state.stops

@@ -94,8 +94,9 @@ def _incomplete(stall: Stall) -> str:
     some = f"{plural(count, 'rank')} {'is' if count == 1 else 'are'}"
     who = f"{all_ranks(size)} are" if count == size else some
     incomplete = f"{who} in {_collective(wait.group)}, which has not completed"
-    states = (f"; rank {one.rank} {one.trouble}" for one in stall.ranks.values() if one.trouble)
-    return (different_calls(stall) or incomplete) + next(states, "")
+    members = [stall.ranks[rank] for rank in sorted(wait.members)]
+    states = [f"; rank {one.rank} {one.trouble}" for one in members if one.trouble]
+    return "".join([different_calls(stall) or incomplete, *states[:1]])
 
 
 def different_calls(stall: Stall) -> str:
