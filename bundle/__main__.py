@@ -44,7 +44,7 @@ def unpack():
     """Unpack this file into a new folder of TMPDIR; return the folder."""
     loader = zipimport.zipimporter(archive)
     parent = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
-    # As run_dir.py names folders: one that a killed launcher leaves is found, and removed.
+    # As host/folders.py names folders: one that a killed launcher leaves is found, and removed.
     folder = os.path.join(parent, "sm-launch-%d-%x" % (os.getpid(), time.time_ns()))
     try:
         os.mkdir(folder, 0o700)

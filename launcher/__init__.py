@@ -18,13 +18,13 @@ How an option gets to its use:
     job/arguments.py      `parse` reads all rows, from arguments and variables
 
   job/prepare.py calls both. The option's use is wherever `options.NAME` stands: search for NAME.
-  job/job.py has defaults that depend on other options; job/plan.py and job/prepare.py check options
-  against each other, and job/no_effect.py warns. job/help.py is the text of --launcher-help.
+  job/job.py has defaults that depend on other options; job/plan.py checks options against each
+  other, and job/prepare.py warns. job/help.py is the text of --launcher-help.
 
 How the words of a failure come about:
 
-    run/rank.py           `ended`, in the script's process, sends its end through the keeper
-    run/describe.py       `end`: its exceptions, with what may have caused them (run/clues.py)
+    run/rank.py           `ended`, in the script's process, sends its end through the keeper:
+                          `exit_of`, its exceptions, and what may have caused them (run/clues.py)
     run/keepers.py        `_end`, in the launcher: adds what the kernel has counted
     run/ranks.py          `to_count`: when a failure counts; `failure`
     result/raised.py      `headline`: the exceptions in one line
@@ -56,7 +56,7 @@ How a hang is found and ends the job:
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
-    container/init.py     `_stop`: to the launchers; container/presence.py has their connections
+    container/init.py     `_stop`: to the launchers
     run/supervisor.py     `_on_signals` makes an event of it
     run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator;
                           `ended`, on a host that only hears of the stop

@@ -17,7 +17,7 @@ from typing import Callable
 
 from launcher import PACKAGE
 from launcher.errors import CannotExecuteError
-from launcher.host import processes, run_dir
+from launcher.host import folders, processes
 from launcher.host.processes import send, tie_to_this_process, tree
 from launcher.host.signals import Signals
 from launcher.text.words import signal_name
@@ -90,7 +90,7 @@ class Host:
     def tidy(self) -> None:
         """Remove the folder that it left behind if it was killed."""
         if self.process and self.process.returncode and self.process.returncode < 0:
-            run_dir.remove_left(self.process.pid, self.environment)
+            folders.remove_left(self.process.pid, self.environment)
 
 
 def _kill_all(find: Callable[[], Sequence[int]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.host.cgroups import read_text
-from launcher.host.run_dir import SOCKET
+from launcher.host.folders import SOCKET
 from launcher.host.signals import Signals
 from launcher.job.options import RUN_DIR
 from launcher.result.causes import SUCCESS, Result, stopped

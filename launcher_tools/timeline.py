@@ -1,7 +1,7 @@
 """`sm-launch timeline`: what each rank of a job did when, as a page or as text.
 
-It reads the DIR/HOST/events.jsonl of all hosts (launcher/text/notes.py), whatever has become of
-them: of a job that was killed the last line may be cut off, and a host may have none.
+It reads the DIR/HOST/events.jsonl of all hosts (launcher/text/words.py, `Note`), whatever has
+become of them: of a job that was killed the last line may be cut off, and a host may have none.
 """
 
 from __future__ import annotations

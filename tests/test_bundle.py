@@ -107,8 +107,8 @@ def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(
         done = launch(sys.executable, one_file, *DRY, PYTHONPATH=path, PYTHONSAFEPATH="1")
         assert done.stdout.endswith(" -- script.py\n")
     # The ranks would not find a module of the launcher's.
-    refused = launch(sys.executable, one_file, "--train-module", "launcher.host.run_dir", code=2)
-    assert "launcher.host.run_dir: there is no such module" in refused.stderr
+    refused = launch(sys.executable, one_file, "--train-module", "launcher.host.folders", code=2)
+    assert "launcher.host.folders: there is no such module" in refused.stderr
 
 
 OLD = """

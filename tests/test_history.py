@@ -16,7 +16,7 @@ from timelines import adds_up
 from launcher.host.journal import Journal
 from launcher.run import supervisor
 from launcher.text import background
-from launcher.text.notes import Note
+from launcher.text.words import Note
 from launcher_tools import timeline as tool
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import poll
 
 from launcher.errors import Disposition, LaunchError
-from launcher.host.run_dir import SOCKET, run_dir
+from launcher.host.folders import SOCKET, run_dir
 from launcher.host.system import System
 from launcher.result.raised import Exit, Link
 from launcher.run.events import (

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
-from launcher.host import run_dir as job_dir
+from launcher.host import folders as job_dir
 from launcher.job import resources, toolkit
 from launcher.result.causes import of_error
 from launcher_tools import local as tool

@@ -10,7 +10,8 @@ import pytest
 from jobs import job_of
 
 from launcher.peers import coordinator, link, messages
-from launcher.peers.connection import Connection
+from launcher.peers.channel import Connection
+from launcher.peers.coordinator import Deciding, Running
 from launcher.peers.events import Alone, Arrived, Lost, Received, Send, StoreMade, Time, Tried
 from launcher.peers.messages import (
     Alive,
@@ -24,12 +25,10 @@ from launcher.peers.messages import (
     hello,
     to_wire,
 )
-from launcher.peers.saved import NOTHING
-from launcher.peers.state import Deciding, Running
+from launcher.peers.sentences import NOTHING
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
-from launcher.text.notes import Note
 from launcher.text.protocol import decoded, encoded
-from launcher.text.words import Log
+from launcher.text.words import Log, Note
 from launcher.watch.progress import (
     AllStacks,
     CollectStacks,

@@ -11,7 +11,7 @@ from conftest import RANK, run_as_rank
 
 from launcher.result import raised
 from launcher.result.causes import LIMIT, Cause, cause_of, of_rank
-from launcher.run import describe
+from launcher.run import rank as in_rank
 from launcher.text.words import signal_name
 
 
@@ -29,14 +29,14 @@ def rank(script):
 @pytest.fixture
 def ended(script, monkeypatch):
     """Run a script in this process: ended(text) -> what a rank would tell of its end."""
-    monkeypatch.setattr(describe, "_OURS", (*describe._OURS, os.path.dirname(__file__)))
+    monkeypatch.setattr(in_rank, "_OURS", (*in_rank._OURS, os.path.dirname(__file__)))
 
     def run(text):
         path = str(script(text))
         monkeypatch.setattr(sys, "argv", [path])
         with pytest.raises(BaseException) as caught:
             exec(compile(text, path, "exec"), {"__name__": "__main__"})
-        return [{"end": describe.end(caught.value)}]
+        return [{"end": in_rank.exit_of(caught.value)}]
 
     return run
 

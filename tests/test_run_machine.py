@@ -32,8 +32,7 @@ from launcher.run.events import (
     TorchrunEnded,
 )
 from launcher.run.state import Done
-from launcher.text.notes import Note
-from launcher.text.words import Log
+from launcher.text.words import Log, Note
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")

@@ -30,8 +30,7 @@ from launcher.host.child import Helper
 from launcher.host.network import listen
 from launcher.host.system import System
 from launcher.peers import link, messages
-from launcher.peers.channel import STRANGERS, Channel
-from launcher.peers.connection import Connection
+from launcher.peers.channel import STRANGERS, Channel, Connection
 from launcher.peers.events import Received
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import LineSocket, decoded, encoded

@@ -14,9 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.job.options import Options
-from launcher.peers.connection import Connection
-from launcher.text.notes import Note
-from launcher.text.words import Log
+from launcher.peers.channel import Connection
+from launcher.text.words import Log, Note
 from launcher.watch import in_rank, judge, sentences, stacks, waits
 from launcher.watch.host import Watch
 from launcher.watch.progress import (

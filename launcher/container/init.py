@@ -26,10 +26,12 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Callable
 
-from launcher.container.presence import KILLED, LauncherRegistry
+from launcher.container.presence import NO_JOB
 from launcher.errors import LaunchError
 from launcher.host.cgroups import oom_kills, risen
 from launcher.host.processes import reap, send, start
@@ -42,6 +44,7 @@ from launcher.result.causes import SUCCESS, Result, of_container
 from launcher.result.failure import version_of
 from launcher.run import supervisor
 from launcher.text.log import log
+from launcher.text.protocol import LineSocket, Lobby
 from launcher.text.words import shortened, signal_name
 
 _TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
@@ -49,6 +52,9 @@ _TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
 # steps, not of a loop until one succeeds.
 _MOST_LATE = 20
 _COMMAND = 200  # characters of a command in a message
+# A launcher whose rank was killed reports the same code, but no text.
+KILLED = Result(128 + signal.SIGKILL, "its launcher was killed")
+_RESULT = re.compile(rb"(\d{1,3}) (\d{1,2})")
 
 # How messages describe the end of a last launcher that has written no reason.
 _WITHOUT_REASON: Mapping[Result | None, str] = {
@@ -83,11 +89,55 @@ def is_train(command: Sequence[str]) -> bool:
     return os.path.basename(command[-1]) == _TRAIN
 
 
+class _Launcher(LineSocket):
+    limit = 64  # bytes
+    pid = 0  # until it has sent the token
+
+
+class _Launchers(Lobby[_Launcher]):
+    """The init's ends of the connections (presence.py); joined(pid) is called for each launcher.
+
+    Attributes: `address`, the value of LAUNCHER_INIT; `result`, that of the last launcher to end,
+    None if none has ended.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, joined: Callable[[int], None]) -> None:
+        self.result: Result | None = None
+        self._joined, self._token = joined, os.urandom(16).hex()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
+        listener.listen()
+        self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
+        super().__init__(selector, _Launcher, self._take, lambda this, _: self._take(this, b""))
+        self.listen(listener)
+
+    @property
+    def pids(self) -> list[int]:
+        """The pids of the running launchers."""
+        return [each.pid for each in self.connections if each.pid]
+
+    def _take(self, connection: _Launcher, line: bytes) -> None:
+        """Handle a line; the last one, of a connection that has ended, is empty."""
+        if connection.pid:
+            if found := _RESULT.fullmatch(line):
+                self.result = Result(int(found[1]), stop_signal=int(found[2]))
+            elif line != NO_JOB:
+                self.result = KILLED
+        elif line == self._token.encode():
+            # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
+            pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
+            if pid:
+                connection.pid, connection.is_stranger = pid, False
+                self._joined(pid)
+                return
+        connection.close()
+
+
 class _Init:
     def __init__(self, command: Sequence[str], signals: Signals) -> None:
         self._command, self._signals = command, signals
         self._selector = selectors.DefaultSelector()
-        self.launchers = LauncherRegistry(self._selector, self._joined)
+        self.launchers = _Launchers(self._selector, self._joined)
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
         self._late = 0  # launchers that have started after it

@@ -1,4 +1,4 @@
-"""DIR/HOST/events.jsonl: what this launcher records about its job (text/notes.py)."""
+"""DIR/HOST/events.jsonl: what this launcher records about its job (text/words.py, `Note`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import Callable
 
 from launcher.text.background import Writer
-from launcher.text.notes import Note
-from launcher.text.words import shortened
+from launcher.text.words import Note, shortened
 
 NAME = "events.jsonl"
 _LONGEST_CAUSE = 600  # characters

@@ -10,8 +10,7 @@ import collections
 from typing import Any, Callable
 
 from launcher.host.system import System
-from launcher.text.notes import Note
-from launcher.text.words import Log, shortened
+from launcher.text.words import Log, Note, shortened
 
 _CHARACTERS = 320  # of an event, or of an action, that --launcher-verbose shows
 

@@ -19,8 +19,8 @@ from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills, refused_processes
 from launcher.host.child import Helper
+from launcher.host.folders import run_dir
 from launcher.host.network import connected, listen
-from launcher.host.run_dir import run_dir
 from launcher.host.signals import Signals
 from launcher.text import background
 from launcher.text.log import log

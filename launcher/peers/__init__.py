@@ -1,7 +1,6 @@
 """All hosts of the job: who is here, what must agree, and how the job ends.
 
-coordinator.py decides, on the first host, with state.py, ends.py and saved.py; link.py is any other
-host. messages.py is what they exchange, with Failure (result/causes.py), and the reports and
-commands of watch/progress.py; events.py is what else they learn and command. channel.py and
-connection.py carry it.
+coordinator.py decides, on the first host, with sentences.py; link.py is any other host. messages.py
+is what they exchange, with Failure (result/causes.py), and the reports and commands of
+watch/progress.py; events.py is what else they learn and command. channel.py carries it.
 """

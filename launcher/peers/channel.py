@@ -20,6 +20,7 @@ this host.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -31,14 +32,12 @@ from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.peers import coordinator, events, link, messages
-from launcher.peers.connection import Connection
+from launcher.peers.coordinator import JobState
 from launcher.peers.events import Action, Lost, Received
 from launcher.peers.messages import End, Message
-from launcher.peers.state import JobState
 from launcher.result.causes import Failure, of_host
-from launcher.text.notes import Note
-from launcher.text.protocol import Lobby, decoded, encoded
-from launcher.text.words import other_port
+from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
+from launcher.text.words import Note, other_port
 
 STRANGERS = 64  # connections that fit, besides those of the other hosts
 _DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
@@ -53,6 +52,72 @@ _MOST_REFUSALS_LOGGED = 20
 _ALIVE_SECONDS = 4.0
 # Until a silent launcher is lost: the first, or the second after the host timeout.
 _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
+_PROBES = 7  # of TCP's keep-alive, in --launcher-host-timeout
+_BUFFER = 1 << 18  # bytes that may wait to be acknowledged
+
+
+class Connection(LineSocket):
+    """One end; `host` is the host at the other end, "" until that has said its name.
+
+    `own_address` is this end's, known once it is a host's. `received_at` is when a line last
+    arrived, infinite if none has.
+    """
+
+    limit = 1 << 16  # bytes
+    host = own_address = ""
+    received_at = math.inf
+    _stopped_reading = False  # the other end
+
+    def admit(self, host: str, timeout: int) -> None:
+        """Make it a host's; it ends if the kernel there does not answer for `timeout` seconds."""
+        self.host, self.is_stranger = host, False
+        between = max(1, timeout // _PROBES)
+        options = {
+            (socket.SOL_SOCKET, socket.SO_SNDBUF): _BUFFER,
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): between,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): between,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): _PROBES,
+            # The kernel sends no probes while sent data is not acknowledged. (ms)
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 1000 * timeout,
+        }
+        with contextlib.suppress(OSError):  # it has ended already: the next read finds that
+            for option, value in options.items():
+                self.socket.setsockopt(*option, value)
+            self.own_address = _plain(self.socket.getsockname()[0])
+
+    @property
+    def address(self) -> str:
+        """The other end's address."""
+        try:
+            return _plain(self.socket.getpeername()[0])
+        except OSError:
+            return "an address that is gone"
+
+    def send(self, line: bytes) -> bool:
+        """Send a line; there are so few that the kernel takes each line whole.
+
+        The longest hold ranks' stacks; the buffer has room for several unacknowledged ones.
+        """
+        if not self._stopped_reading and not super().send(line):
+            self._stopped_reading = True
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # the next read finds that
+        return not self._stopped_reading
+
+    def why_lost(self, error: Exception) -> str:
+        """Return the words for how it has ended."""
+        if isinstance(error, ValueError):
+            return "it sent an invalid message"
+        if isinstance(error, (EOFError, ConnectionResetError)):
+            return "it stopped reading" if self._stopped_reading else "its launcher died"
+        return "it stopped answering"
+
+
+def _plain(address: str) -> str:
+    """Return an IPv4 address without its IPv6 form, which sockets for both use."""
+    return address.removeprefix("::ffff:")
 
 
 class Channel(Stepping):
@@ -138,7 +203,7 @@ class Channel(Stepping):
         self._send(self._connections, message)
 
     def close(self) -> None:
-        """Close all connections (Connection.close)."""
+        """Close all connections (LineSocket.close)."""
         self._end_listening()
         for connection in self._connections.values():
             connection.close()

@@ -41,25 +41,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple, Union
 
 from launcher.job.job import Job
-from launcher.peers import ends, events, messages, saved
-from launcher.peers.messages import Cleared
-from launcher.peers.state import (
-    Clearing,
-    Deciding,
-    Ended,
-    Failures,
-    JobState,
-    JobStep,
-    Joining,
-    Running,
-)
+from launcher.peers import events, messages, sentences
+from launcher.peers.messages import Cleared, End, Hello, Succeeded
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
-from launcher.text.notes import Note
-from launcher.text.words import Log, lasted, listed, short
+from launcher.text.words import Log, Note, lasted, listed, short
 from launcher.watch import judge
 from launcher.watch.progress import NoProgressReport, StacksRequest
 from launcher.watch.sentences import nothing_exchanged
@@ -70,6 +59,92 @@ _KILL_SECONDS = 5.0  # for processes stuck in the kernel, after the ranks' grace
 _REPLY_SECONDS = 5.0  # for messages
 _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 NOBODY: Mapping[str, Cleared] = {}
+
+# The phases, and the state.
+
+
+class Joining(NamedTuple):
+    """Hosts join; the coordinator compares what must agree."""
+
+    deadline: float
+    log_missing_at: float
+
+
+class Running(NamedTuple):
+    """All hosts have joined and run an attempt."""
+
+
+# Why an attempt fails: what was reported, in order, each with the time when it occurred.
+Failures = tuple[tuple[Failure, float], ...]
+
+
+class Deciding(NamedTuple):
+    """A host has failed or is lost; a better cause may come until the deadline.
+
+    It `is_stopped` if a host was stopped meanwhile. The failure still counts; but that a torchrun
+    ends its ranks is no cause then: it may do so because of the stop.
+    """
+
+    deadline: float
+    failures: Failures
+    is_stopped: bool = False
+
+
+class Clearing(NamedTuple):
+    """All hosts end their ranks, by the last End.
+
+    Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
+    there are `failures`, they decide that then; the End's result is what they said before.
+    """
+
+    end: End
+    deadline: float
+    failures: Failures = ()
+    cleared: Mapping[str, Cleared] = {}  # by host
+
+
+class Ended(NamedTuple):
+    """The other hosts were told to leave; this one leaves at `leave_at`. Infinite: it was told."""
+
+    result: Result
+    leave_at: float
+
+
+JobPhase = Union[Joining, Running, Deciding, Clearing, Ended]
+
+
+class JobState(NamedTuple):
+    """The coordinator's state."""
+
+    job: Job
+    phase: JobPhase
+    hello: Hello  # this host's own
+    absent: frozenset[str]  # hosts that have not joined yet
+    longest_grace: float = 0.0  # of all hosts that have joined
+    attempt: int = 0  # 0: not all hosts have joined yet
+    attempt_began: float = 0.0
+    joined: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
+    number: int = 0  # of the last End
+    store: events.StoreMade | None = None  # of the next attempt
+    failed: tuple[str, ...] = ()  # who had failed in earlier attempts, and how
+    succeeded: tuple[tuple[float, str, Succeeded], ...] = ()  # when a rank ended, and where
+    watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
+
+    @property
+    def others(self) -> list[str]:
+        """The other hosts that have joined, and are not lost."""
+        return [host for host in self.joined if host != self.job.current_host]
+
+    @property
+    def result(self) -> Result | None:
+        """How the job ends, if decided."""
+        phase = self.phase
+        if isinstance(phase, Clearing):
+            return None if phase.end.restart else phase.end.result
+        return phase.result if isinstance(phase, Ended) else None
+
+
+JobStep = tuple[JobState, tuple[events.Action, ...]]
 
 
 def begin(job: Job, now: float) -> JobState:
@@ -115,7 +190,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     is_own, more = other.host == state.job.current_host, tuple[events.Action, ...]()
     welcome = () if is_own else _send(messages.Welcome(), other.host)
     if state.result:
-        more = _send(messages.End(state.number, state.result), other.host)
+        more = _send(End(state.number, state.result), other.host)
         if isinstance(phase, Ended):
             more += _send(messages.Leave(state.result), other.host)
     elif not other.fingerprint:
@@ -127,7 +202,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     return state, welcome + more
 
 
-def refusal(state: JobState, other: messages.Hello) -> str:
+def refusal(state: JobState, other: Hello) -> str:
     """Return why a host may not join, for this host's own log; "" if it may."""
     job, host = state.job, other.host
     if other.job != job.cluster.job_name:
@@ -139,7 +214,7 @@ def refusal(state: JobState, other: messages.Hello) -> str:
     return "all hosts have already joined" if state.attempt else ""
 
 
-def _difference(state: JobState, other: messages.Hello) -> str:
+def _difference(state: JobState, other: Hello) -> str:
     """Return the values on which that host and this one disagree; "" if they agree."""
     for what, value in state.hello.fingerprint.items():
         different = other.fingerprint.get(what)
@@ -249,7 +324,7 @@ def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
     if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did
         reason = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
         if not reason and failure.cause is not Cause.ABORTED:
-            reason = ends.named(state.succeeded, failed_at, f"rank {failure.rank} failed")
+            reason = sentences.first_to_end(state.succeeded, failed_at, failure.rank)
         failure = failure._replace(reason=reason)
         failures = ((failure, failed_at), *failures)
     result = _verdict(state, failures)
@@ -310,7 +385,7 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
     return _end(state, causes.stopped(message.number), now)
 
 
-def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now: float) -> JobStep:
+def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -> JobStep:
     """Note which ranks have ended with 0; the job has succeeded when all of all hosts have.
 
     The end of a rank may break a collective of other ranks.
@@ -371,7 +446,7 @@ def _end(
     state: JobState, result: Result, now: float, failures: Failures = (), restart: str = ""
 ) -> JobStep:
     """Command all hosts to end their ranks, for a result or a restart; `restart` says why."""
-    end = messages.End(state.number + 1, result, restart)
+    end = End(state.number + 1, result, restart)
     clearing = Clearing(end, now + _bound(state, is_restart=bool(restart)), failures)
     return _command_all(state._replace(phase=clearing, number=end.number), end)
 
@@ -386,7 +461,7 @@ def _bound(state: JobState, *, is_restart: bool) -> float:
     return min(bound, job.restart_timeout) if is_restart and job.members else bound
 
 
-def host_cleared(state: JobState, host: str, message: messages.Cleared, now: float) -> JobStep:
+def host_cleared(state: JobState, host: str, message: Cleared, now: float) -> JobStep:
     """Note that a host has ended all of its ranks."""
     phase = state.phase
     if message.number != state.number or not isinstance(phase, Clearing):
@@ -408,7 +483,7 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
     # A lost host may have saved something, too.
     are_all = len(phase.cleared) == len(state.job.cluster.hosts)
     is_noted = are_all and state.job.options.notes
-    said = saved.lines(result, phase.cleared.values()) if is_noted else ()
+    said = sentences.of_files(result, phase.cleared.values()) if is_noted else ()
     state, actions = _leave(state, result, now)
     return state, (*map(Log, said), *actions)
 
@@ -486,8 +561,8 @@ EVENTS: Mapping[type, Callable[[JobState, Any, float], JobStep]] = {
 MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
     Failure: host_failed,
     messages.Stop: host_stopped,
-    messages.Succeeded: host_succeeded,
+    Succeeded: host_succeeded,
     NoProgressReport: progress_reported,
     StacksRequest: stacks_requested,
-    messages.Cleared: host_cleared,
+    Cleared: host_cleared,
 }

@@ -10,8 +10,7 @@ from typing import NamedTuple, Union
 
 from launcher.peers.messages import Hello, Message
 from launcher.result.causes import Failure
-from launcher.text.notes import Note
-from launcher.text.words import Log
+from launcher.text.words import Log, Note
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
 from launcher.job.job import Job
 from launcher.result import raised
-from launcher.text.notes import Note
-from launcher.text.words import flag, lasted, named_rank, plural, printable, shortened, signal_name
+from launcher.text.words import Note, flag, lasted, plural, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # The start of a failure text's second line if something prevents a restart.
@@ -316,9 +315,8 @@ def of_torchrun(
     return _with_code(cause, code, what, f", {seconds:.0f} s after start")
 
 
-def of_killed(host: str, rank: int, local_rank: int, what: str) -> Failure:
-    """Return the failure of a host on which a rank's keeper or stub was killed."""
-    who = named_rank(host, rank, local_rank)
+def of_killed(who: str, what: str) -> Failure:
+    """Return the failure of a host on which a rank's keeper or stub, as `what` says, was killed."""
     return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")
 
 

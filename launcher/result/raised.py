@@ -1,4 +1,4 @@
-"""Explain a rank's failure by the chain of exceptions that describe.py makes. Pure.
+"""Explain a rank's failure by the chain of exceptions that rank.py makes. Pure.
 
 Programs seldom end with the original exception. They raise another one from it, call
 sys.exit in an `except` (hydra, click, argparse), or pass it on from another process as text
@@ -35,7 +35,7 @@ _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
-# Exceptions that only carry an exit code; describe.py leaves the name of a SystemExit empty.
+# Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
@@ -76,7 +76,7 @@ class Link(NamedTuple):
 class Exit(NamedTuple):
     """How a rank, or a thread of it, has ended, and what else its host knows of that.
 
-    `exit_code` is negative for a signal. What raised comes with its exceptions (describe.py, read).
+    `exit_code` is negative for a signal. What raised comes with its exceptions (run/rank.py, read).
     A rank that was killed, or called os._exit, has none. `notes` are further facts in words: a
     killed child, a shortage (clues.py).
     """

@@ -2,9 +2,9 @@
 
 In the launcher's process: supervisor.py is the loop; keepers.py has the connections to keepers;
 torchrun.py starts torchrun, and copies its stderr; machine.py decides, with state.py, ranks.py
-(failures), stops.py, events.py; summary.py has the log's lines about ends. In a rank's processes:
-stub.py is what torchrun starts; keeper.py starts and ends the script, with lines.py, output.py and
-bars.py; rank.py runs the script, and describe.py and clues.py say why it failed. store.py is a
+(failures, reactions to a stop), events.py; summary.py has the log's lines about ends. In a rank's
+processes: stub.py is what torchrun starts; keeper.py starts and ends the script, with lines.py,
+output.py and bars.py; rank.py runs the script, and says why it failed, with clues.py. store.py is a
 process of the first host.
 
     launcher               supervisor.py

@@ -5,7 +5,7 @@ missing network interface are looked up at the error: later, nobody could tell. 
 (keepers.py) reads whether the kernel has killed for memory, or refused a process: it knows the
 counts from before the job.
 
-describe.py loads this in the script's process, at its exception; keeper.py imports it after a
+rank.py loads this in the script's process, at its exception; keeper.py imports it after a
 death. It imports no module of ours, and calls none of the script's code.
 """
 

@@ -34,7 +34,7 @@ _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 class _Connection(LineSocket):
     """Of a rank's keeper, from its hello on, or of a user who wants stacks.
 
-    A rank's longest line is shorter than the limit (describe.py).
+    A rank's longest line is shorter than the limit (rank.py).
     """
 
     rank = local_rank = -1

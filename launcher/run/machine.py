@@ -41,12 +41,11 @@ from launcher.peers.events import Alone, Time
 from launcher.peers.messages import Cleared, End, Leave, Start, Stop
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, stopped
-from launcher.run import events, ranks, stops, summary
+from launcher.run import events, ranks, summary
 from launcher.run.events import Actions
 from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Joining, Leaving, Running, State, Step, Times, Why
-from launcher.text.notes import Note
-from launcher.text.words import Log, plural, signal_name
+from launcher.text.words import Log, Note, named_rank, plural, signal_name
 from launcher.watch.progress import CollectStacks
 
 # All in seconds.
@@ -272,10 +271,10 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
 def _report_of_end(state: State, phase: Ending) -> Cleared:
     """Return what this host reports at the end of its ranks: whether all have handled a stop."""
     message = Cleared(phase.end_number, phase.survivors)
-    reached = stops.reached(state.ranks.values())
+    reached = ranks.reached(state.ranks.values())
     if phase.why is not Why.STOP or not reached:
         return message
-    if not all(stops.has_handled(rank, phase.signal_number) for rank in reached):
+    if not all(ranks.has_handled(rank, phase.signal_number) for rank in reached):
         return message._replace(handled=-1)
     last = state.times.started + max(rank.ended_at for rank in reached)
     seconds = round(max(0.0, last - state.times.closes), 3)
@@ -347,7 +346,7 @@ def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Ste
 
 
 def _of_killed(state: State, rank: Rank, what: str) -> Failure:
-    return causes.of_killed(state.job.current_host, rank.rank, rank.local_rank, what)
+    return causes.of_killed(named_rank(state.job.current_host, rank.rank, rank.local_rank), what)
 
 
 # Events of ranks and of torchrun.
@@ -428,11 +427,11 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
     if phase.why is not Why.STOP:
         return _report_failure(state, rank, now)
     if rank.response is None:  # nothing else logs it
-        return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
-    if stops.has_handled(rank, number):
+        return tuple(map(Log, ranks.failed_before((rank,), number, state.job.current_host)))
+    if ranks.has_handled(rank, number):
         return (Note("saved", rank.rank),)
     is_ours = rank.exit_code == -signal.SIGKILL and now >= phase.deadline
-    if rank.end and not (is_ours or stops.is_end_of_stop(rank.exit_code, number)):
+    if rank.end and not (is_ours or ranks.is_end_of_stop(rank.exit_code, number)):
         line = ranks.failure(rank, state.job.current_host).headline
         return (Log(f"during the stop: {line}."),)
     return ()

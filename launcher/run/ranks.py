@@ -1,19 +1,22 @@
-"""The state of each rank, from its reports and its end. Pure."""
+"""The state of each rank, its failure, and its reaction to a stop. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple, Union
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Union
 
-from launcher.errors import Disposition
+from launcher.errors import STOPS, Disposition
 from launcher.peers.messages import Succeeded
 from launcher.result.causes import Aside, Cause, Failure, cause_of, of_rank
 from launcher.result.raised import Exit
-from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
-from launcher.text.words import named_rank
+from launcher.run import events
+from launcher.text.words import named_rank, plural
 
-RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+RankEvent = Union[
+    events.RankRuns, events.RankExits, events.ScriptEnded, events.RankEnded, events.ThreadRaised
+]
 _RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
 CONFIRM_SECONDS = 2.5  # from a rank's exception until it counts, if its process does not end first
 # A rank departs when its script ends, if its process ends within this time; else with its process.
@@ -36,10 +39,10 @@ class Rank(NamedTuple):
     exit_code: int | None = None
     is_reported: bool = False  # its failure, to the coordinator
     response: Disposition | None = None  # to the signal that was sent to it; None if none was
-    script: ScriptEnded | None = None  # its end, by itself
+    script: events.ScriptEnded | None = None  # its end, by itself
     script_ended_at: float = math.inf
     ended_at: float = math.inf  # when its process ended
-    threads: tuple[tuple[float, ThreadRaised], ...] = ()  # recent exceptions, with times
+    threads: tuple[tuple[float, events.ThreadRaised], ...] = ()  # recent exceptions, with times
 
     @property
     def runs(self) -> bool:
@@ -52,13 +55,13 @@ Ranks = Mapping[int, Rank]  # by their numbers
 
 def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
     """Return a rank after an event, `time` seconds since torchrun's start."""
-    if isinstance(event, RankRuns):
+    if isinstance(event, events.RankRuns):
         rank = rank._replace(pid=event.pid)
-    elif isinstance(event, ThreadRaised):
+    elif isinstance(event, events.ThreadRaised):
         rank = rank._replace(threads=(*_lately(rank, time), (time, event)))
-    elif isinstance(event, RankExits):
+    elif isinstance(event, events.RankExits):
         rank = rank._replace(end=event.end, failed_at=time)
-    elif isinstance(event, ScriptEnded):
+    elif isinstance(event, events.ScriptEnded):
         rank = rank._replace(script=event, script_ended_at=time)
     else:
         exit_code = event.end.exit_code
@@ -116,5 +119,70 @@ def failure(rank: Rank, host: str) -> Failure:
     return of_rank(named_rank(host, rank.rank, rank.local_rank), rank.rank, end, at, aside)
 
 
-def _lately(rank: Rank, time: float) -> tuple[tuple[float, ThreadRaised], ...]:
+def _lately(rank: Rank, time: float) -> tuple[tuple[float, events.ThreadRaised], ...]:
     return tuple(one for one in rank.threads if 0 <= time - one[0] <= _RELATED_SECONDS)
+
+
+# A stop, by the `number` of its signal: which ranks died of it, handled it, or had failed before.
+# Only a rank's script knows what it has saved.
+
+
+def reached(ranks: Iterable[Rank]) -> list[Rank]:
+    """Return the ranks that got the signal while they ran."""
+    return [rank for rank in ranks if rank.response is not None]
+
+
+def died_of_stop(rank: Rank, number: int) -> bool:
+    """Whether it is sure that a rank died of the stop, and did nothing before."""
+    return rank.response is Disposition.DEFAULT and rank.exit_code == -number
+
+
+def has_handled(rank: Rank, number: int) -> bool:
+    """Whether a rank has handled the stop, and ended by itself.
+
+    A rank may save and then end itself by the signal; but an uncaught SIGINT ends Python the same
+    way.
+    """
+    codes = _ends_of_handled(number)
+    if number != signal.SIGINT:
+        codes += (-number,)
+    return rank.response is Disposition.HANDLES and rank.exit_code in codes
+
+
+def _ends_of_handled(number: int) -> tuple[int, ...]:
+    """Return the exit codes of a stop, or of a restart's SIGTERM just before, that was handled."""
+    return (0, 128 + number, 128 + signal.SIGTERM)
+
+
+def is_end_of_stop(exit_code: int | None, number: int) -> bool:
+    """Whether a rank with this exit code was stopped, and did not fail by itself."""
+    return exit_code in (-number, -signal.SIGTERM, *_ends_of_handled(number))
+
+
+def may_follow_stop(event: Any) -> bool:
+    """Whether an event may follow from a stop of all processes that this launcher has not read yet.
+
+    Torchrun tells its stubs to end at a stop, and ranks end.
+    """
+    if isinstance(event, events.RankEnded):
+        return any(is_end_of_stop(event.end.exit_code, number) for number in STOPS)
+    return isinstance(event, events.StubSignalled)
+
+
+def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:
+    """Return the line about ranks that failed by themselves before a stop arrived, if any did.
+
+    Not ranks that got the stopper's signal, too, nor consequences of other ranks' ends.
+    """
+    failed = [
+        rank
+        for rank in ended
+        if rank.end
+        and cause_of(rank.end) is Cause.OWN
+        and not (rank.exit_code is None or is_end_of_stop(rank.exit_code, number))
+    ]
+    if not failed:
+        return []
+    first, *others = sorted(failed, key=lambda rank: rank.failed_at)
+    more = f", and {plural(len(others), 'rank')} more" if others else ""
+    return [f"before the stop: {failure(first, host).headline}{more}."]

@@ -7,7 +7,7 @@ import re
 import signal
 
 from launcher.result.causes import NO_RESTART
-from launcher.run import stops
+from launcher.run import ranks
 from launcher.run.ranks import Rank
 from launcher.run.state import State, Why
 from launcher.text.words import flag, lasted, plural, signal_name
@@ -25,7 +25,7 @@ def stopping(state: State, number: int) -> list[str]:
     line = f"{name}: stopping; the ranks of {host} have {state.grace(Why.STOP):g} s to save."
     if not any(rank.pid for rank in state.ranks.values()):
         line = f"{name}: stopping before any rank of {host} has started."
-    return [line, *stops.failed_before(state.ranks.values(), number, host)]
+    return [line, *ranks.failed_before(state.ranks.values(), number, host)]
 
 
 def still_running(state: State, seconds: float) -> list[str]:
@@ -89,8 +89,8 @@ def _unsaved(state: State) -> list[str]:
 def _died(state: State) -> tuple[list[Rank], list[Rank]]:
     """Return the ranks that got the stop while they ran, and those that died of it."""
     number = state.result.stop_signal if state.result else 0
-    reached = stops.reached(state.ranks.values()) if number else []
-    return reached, [rank for rank in reached if stops.died(rank, number)]
+    reached = ranks.reached(state.ranks.values()) if number else []
+    return reached, [rank for rank in reached if ranks.died_of_stop(rank, number)]
 
 
 def _took(state: State, now: float) -> str:

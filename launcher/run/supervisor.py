@@ -23,9 +23,8 @@ from typing import Any
 from launcher import PACKAGE
 from launcher.errors import WARNINGS, LaunchError
 from launcher.host.child import Helper
-from launcher.host.folders import files_below
+from launcher.host.folders import files_below, remove
 from launcher.host.journal import Journal, host_folder
-from launcher.host.run_dir import remove
 from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
@@ -36,13 +35,13 @@ from launcher.peers.channel import Channel
 from launcher.peers.events import StoreMade, Time
 from launcher.peers.messages import Cleared, Start, Stop
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
-from launcher.run import events, machine, stops, summary
+from launcher.run import events, machine, summary
 from launcher.run.keepers import Keepers
+from launcher.run.ranks import may_follow_stop
 from launcher.run.state import Done, Ending, Leaving, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import traceback_of
-from launcher.text.notes import Note
-from launcher.text.words import NAMED, printable
+from launcher.text.words import NAMED, Note, printable
 from launcher.warm import start as warm
 from launcher.watch.host import Watch
 from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
@@ -234,7 +233,7 @@ class Supervisor(Stepping):
         else:
             if isinstance(event, Start):
                 self._begin_attempt(event.attempt)
-            elif stops.may_follow(event):
+            elif may_follow_stop(event):
                 self._on_signals()
             self.happens(event)
             if self._warm and 0 < len(self.state.ranks) == self.state.nproc:

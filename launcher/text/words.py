@@ -1,4 +1,4 @@
-"""Quote and shorten values for messages, spell options, recognise loopback addresses. Pure."""
+"""Words for people, and the two actions of a state machine that write some. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ class Log(NamedTuple):
     """An action of a state machine: write one line to the log."""
 
     line: str
+
+
+class Note(NamedTuple):
+    """An action of a state machine: write one line to events.jsonl, about a decisive event.
+
+    host/journal.py writes it, `sm-launch timeline` reads it; docs/logs.md explains all events. Of
+    the `cause` the first line counts; `since` is on the clock System.now(); `host` is this one if
+    it is "". Other values that are empty or None are unknown, or do not apply.
+    """
+
+    event: str
+    rank: int | None = None
+    cause: str = ""
+    exit_code: int | None = None
+    ranks: Sequence[int] = ()
+    since: float | None = None
+    job: str = ""
+    text: str = ""
+    host: str = ""
 
 
 def printable(text: str, keep: str = "") -> str:

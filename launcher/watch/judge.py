@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Union
 
 from launcher.job.options import Options
 from launcher.result.causes import Failure, of_hang
-from launcher.text.notes import Note
-from launcher.text.words import Log
+from launcher.text.words import Log, Note
 from launcher.watch import sentences, stacks, waits
 from launcher.watch.progress import AllStacks, CollectStacks, NoProgressReport, StalledRank
 from launcher.watch.waits import Stall

@@ -2,7 +2,7 @@
 
 What a connection does is what TCP does. What one end sends arrives in order, after a while. An end
 that closes, or whose process ends, is told to the other end behind what it has sent. Where packets
-are lost nothing arrives, and both ends give up by keep-alive (launcher/peers/connection.py).
+are lost nothing arrives, and both ends give up by keep-alive (launcher/peers/channel.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Log lines about a job's files for SageMaker: that there are none, or how a stop went. Pure."""
+"""What only the first host can say: which rank ended first, what a job leaves to upload. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
 
-from launcher.peers.messages import Cleared
+from launcher.peers.messages import Cleared, Succeeded
 from launcher.result.causes import SUCCESS, Result
-from launcher.text.words import all_ranks, plural, signal_name
+from launcher.text.words import all_ranks, lasted, plural, signal_name
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 NOTHING = (
@@ -16,8 +16,26 @@ NOTHING = (
 )
 
 
-def lines(result: Result, hosts: Collection[Cleared]) -> list[str]:
-    """Return the lines when all hosts have cleared; nothing about unknown facts."""
+def first_to_end(ended: Collection[tuple[float, str, Succeeded]], at: float, rank: int) -> str:
+    """Return who had ended when a rank failed: the first, and how many more; "" if nobody had.
+
+    If none had ended yet, return those that were ending: when a rank departs,
+    its connections break before its process ends. `ended` has when each rank ended, and its host.
+    """
+    if not ended:
+        return ""
+    since, host, report = min(ended)
+    had_ended = since < at
+    count = sum(time < at or not had_ended for time, _, _ in ended)
+    who = f"{host}, rank {report.rank}" + (f" and {count - 1} more" if count > 1 else "")
+    if had_ended:
+        ago = f"{'the first ' if count > 1 else ''}{lasted(at - since)} before"
+        return f"{who} had ended with exit code 0, {ago} rank {rank} failed"
+    return f"{who} {'were' if count > 1 else 'was'} ending with exit code 0 when rank {rank} failed"
+
+
+def of_files(result: Result, hosts: Collection[Cleared]) -> list[str]:
+    """Return the lines about files when all hosts have cleared; nothing about unknown facts."""
     files = -1 if any(host.files < 0 for host in hosts) else sum(host.files for host in hosts)
     if result == SUCCESS:
         return [] if files else [NOTHING]
