@@ -8,8 +8,8 @@ signals, files and the clock for all of these; `text` has words, lines of JSON, 
 
 Where each decision is made: the files of a question, in the order in which to open them. Events
 reach run/machine.py through run/supervisor.py, the loop, which also does what machine.py decides.
-What machine.py reports reaches peers/coordinator.py, from another host through peers/link.py. Open
-these four only where a step names them.
+What a host reports reaches peers/coordinator.py through peers/channel.py, from another host through
+its peers/link.py, too. Open these five only where a step names them.
 
 How an option gets to its use:
 
@@ -19,18 +19,18 @@ How an option gets to its use:
 
   job/prepare.py calls both. The option's use is wherever `options.NAME` stands: search for NAME.
   job/job.py has defaults that depend on other options; job/plan.py checks options against each
-  other, and job/prepare.py warns. job/help.py is the text of --launcher-help.
+  other, and job/prepare.py warns of those without effect. job/help.py is --launcher-help's text.
 
 How the words of a failure come about:
 
-    run/rank.py           `ended`, in the script's process, sends its end through the keeper:
+    run/rank.py           `ended`, in the script's process, sends how it ended through the keeper:
                           `exit_of`, its exceptions, and what may have caused them (run/clues.py)
     run/keepers.py        `_end`, in the launcher: adds what the kernel has counted
     run/ranks.py          `to_count`: when a failure counts; `failure`
     result/raised.py      `headline`: the exceptions in one line
     result/causes.py      `of_rank`: the Failure; `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
-                          `_decide`, `_verdict`: what only the first host knows; `_verdict` once
+                          `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
 
   All hosts get the text with `End`, and the final text with `Leave`. cli.py has it written by
@@ -53,17 +53,19 @@ How a hang is found and ends the job:
     watch/waits.py        `stalls_in`: who waits for whom
     watch/judge.py        `time_is_up`: when it is logged, and when it is a failure
     watch/sentences.py    the words
+    result/causes.py      `of_hang`: the Failure, with which coordinator.py fails the attempt
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers
     run/supervisor.py     `_on_signals` makes an event of it
     run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator;
-                          `ended`, on a host that only hears of the stop
+                          `ended`: the coordinator's End, at which the other hosts begin, too
     run/keeper.py         `_ending`: the rank's end, until all has cleared
     peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
     run/machine.py        `cleared`, `left`, `nothing_left`
-    cli.py                `_launch` logs the last lines (run/summary.py, `lines`)
+    cli.py                `_launch` logs the last lines (run/summary.py, `lines`); `main` reports
+                          the exit code to PID 1
     result/causes.py      `of_container`: the container's exit code
 
 Where an exit code comes from:
@@ -73,8 +75,8 @@ Where an exit code comes from:
     peers/coordinator.py  `_verdict` chooses among failures
     job/help.py           `EXIT_CODES`: their meaning for users
 
-  126 and 127 are LaunchErrors (host/processes.py, job/), or a rank's own. 137 is that of a killed
-  rank or, below PID 1, of a killed launcher.
+  126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
+  that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.
 
 What happens to ranks if the launcher is killed: run/keeper.py, `loop`.
 """

@@ -62,9 +62,9 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7720,
-    ("run", "warm"): 2680,
-    ("watch",): 1074,
+    ("",): 7725,
+    ("run", "warm"): 2681,
+    ("watch",): 1077,
     ("peers",): 831,
     ("job",): 1500,
     ("result",): 420,

@@ -181,6 +181,13 @@ def test_an_invalid_message_of_a_script_changes_nothing_that_is_known_of_its_ran
     assert vars(keepers.watch._ranks[77]) == before and "ignoring an invalid" in logged()
 
 
+def test_why_a_rank_ends_is_heard_even_if_its_groups_are_none_that_we_know(keepers):
+    end = {"exit_code": 1, "chain": [LINK]}
+    with keeper(7, RUNS, said(end=end, groups=[["0,1", 0, "", "7", 9]])):
+        keepers.act_until(lambda: len(keepers.told) == 3)
+    assert keepers.told[2:] == [RankExits(7, Exit(1, (Link(**LINK),)))]
+
+
 def test_a_script_cannot_say_what_only_its_launcher_finds_out(keepers):
     end = {"exit_code": -11, "chain": [LINK], **CLUES}
     more = {"recorded": "x", "words": "x", "place": "x", "frames": "x", "at": "x"}

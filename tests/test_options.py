@@ -57,6 +57,8 @@ PARSED = [
     # the script's booleans
     (BOOLS, {}, {"script_args": tuple(BOOLS.split())}),
     (f"--launcher-bools flag {BOOLS}", {}, {"script_args": AS_FLAGS}),
+    # a hang is logged before it ends the job
+    ("--launcher-hang-timeout 30", {}, {"hang_notify": 30, "hang_timeout": 30}),
 ]
 
 

@@ -146,6 +146,27 @@ def test_what_libraries_make_of_an_exception(rank, text, says, frame):
     assert frame in files[-1]
 
 
+FALSE = """
+import threading
+class Empty(Exception):
+    def __len__(self): return 0
+class Worker(threading.Thread):
+    def __len__(self): return 0
+    def run(self): raise Empty("of a thread")
+worker = Worker(name="pin")
+worker.start()
+worker.join()
+raise Empty("of the script")
+"""
+
+
+def test_an_exception_that_is_false_is_one_nevertheless(rank):
+    code, (thread, end) = rank(FALSE)
+    assert code == 1 and thread["thread"]["name"] == "pin"
+    texts = [found["end"]["chain"][0]["message"] for found in (thread["thread"], end)]
+    assert texts == ["of a thread", "of the script"]
+
+
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
     """A script may close all descriptors that it does not know, and open its own."""
     code, told = rank(

@@ -116,16 +116,13 @@ class Job:
             for number in range(size)
         ]
         self.watches = []
+        options = Options(hang_notify=min(notify, timeout), hang_timeout=timeout, watch=every)
         for first in range(0, size, 2):
-            start, watch = (
-                rng.uniform(0, every),
-                Watch(every, min(notify, timeout), lambda pid: 0.0),
-            )
+            start, watch = rng.uniform(0, every), Watch(every, options.hang_notify, lambda pid: 0.0)
             for rank in self.ranks[first : first + 2]:
                 watch.started(rank.number, rank.number, rank.number % 2, start)
                 watch.connected(rank.number, 0, start)
             self.watches.append(watch)
-        options = Options(hang_notify=notify, hang_timeout=timeout, watch=every)
         self.judge = judge.Stalls(options)
         self.fault, self.victim = fault, self.ranks[rng.randrange(size)]
         self.fault_at = rng.uniform(1, 60)

@@ -53,14 +53,14 @@ _TRAIN = toolkit.START_WORD  # the name of the toolkit's program, too
 _MOST_LATE = 20
 _COMMAND = 200  # characters of a command in a message
 # A launcher whose rank was killed reports the same code, but no text.
-KILLED = Result(128 + signal.SIGKILL, "its launcher was killed")
+_KILLED = Result(128 + signal.SIGKILL, "its launcher was killed")
 _RESULT = re.compile(rb"(\d{1,3}) (\d{1,2})")
 
 # How messages describe the end of a last launcher that has written no reason.
 _WITHOUT_REASON: Mapping[Result | None, str] = {
     None: "and never started a launcher",
     SUCCESS: "after its launcher had succeeded",
-    KILLED: f"and {KILLED.text}",
+    _KILLED: f"and {_KILLED.text}",
 }
 
 
@@ -122,7 +122,7 @@ class _Launchers(Lobby[_Launcher]):
             if found := _RESULT.fullmatch(line):
                 self.result = Result(int(found[1]), stop_signal=int(found[2]))
             elif line != NO_JOB:
-                self.result = KILLED
+                self.result = _KILLED
         elif line == self._token.encode():
             # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
             pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)

@@ -1,4 +1,4 @@
-"""Folders: a running job's own, and those that scripts write to, which may hang."""
+"""Folders: a running job's own, and those that scripts write to, on disks that may hang."""
 
 from __future__ import annotations
 

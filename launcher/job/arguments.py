@@ -61,12 +61,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     _check_target(values, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
-    return Options(
+    options = Options(
         **values,
         script_args=tuple(script_args),
         given=frozenset(field for field in sources if sources[field][0] not in _OF_TORCHRUN),
         unknown_twins=tuple(unknown),
     )
+    # A hang is logged before it ends the job.
+    return options._replace(hang_notify=min(options.hang_notify, options.hang_timeout))
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -157,7 +157,7 @@ class Options(NamedTuple):
 
     watch: int = _option(15, "SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")
-    hang_notify: int = _option(60, "SECONDS", whole(1, _DAY),
+    hang_notify: float = _option(60, "SECONDS", whole(1, _DAY),
         "after this many seconds without progress, but not before --launcher-watch plus 3 s, log "
         "which rank the others wait for, or which rank's process still runs though its script has "
         "ended")

@@ -1,4 +1,4 @@
-"""From arguments and environment to this host's plan, before anything is started."""
+"""From arguments and environment to this host's plan, and to warnings; nothing is started."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 
 
 class Connection(LineSocket):
-    """One end; `host` is the host at the other end, "" until that has said its name.
+    """One end of a TCP connection; `host` is at the other end, "" until that has said its name.
 
     `own_address` is this end's, known once it is a host's. `received_at` is when a line last
     arrived, infinite if none has.

@@ -60,7 +60,7 @@ _REPLY_SECONDS = 5.0  # for messages
 _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 NOBODY: Mapping[str, Cleared] = {}
 
-# The phases, and the state.
+# Phases, and the state.
 
 
 class Joining(NamedTuple):
@@ -145,6 +145,9 @@ class JobState(NamedTuple):
 
 
 JobStep = tuple[JobState, tuple[events.Action, ...]]
+
+
+# The machine.
 
 
 def begin(job: Job, now: float) -> JobState:
@@ -483,7 +486,7 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
     # A lost host may have saved something, too.
     are_all = len(phase.cleared) == len(state.job.cluster.hosts)
     is_noted = are_all and state.job.options.notes
-    said = sentences.of_files(result, phase.cleared.values()) if is_noted else ()
+    said = sentences.last_lines(result, phase.cleared.values()) if is_noted else ()
     state, actions = _leave(state, result, now)
     return state, (*map(Log, said), *actions)
 

@@ -17,10 +17,11 @@ NOTHING = (
 
 
 def first_to_end(ended: Collection[tuple[float, str, Succeeded]], at: float, rank: int) -> str:
-    """Return who had ended when a rank failed: the first, and how many more; "" if nobody had.
+    """Return which rank had ended first when a rank failed, and how many more had; "" if unknown.
 
-    If none had ended yet, return those that were ending: when a rank departs,
-    its connections break before its process ends. `ended` has when each rank ended, and its host.
+    `at` is when it failed; `ended` has when each rank ended, and its host. If none had ended by
+    then, name those that were ending: when a rank departs, its connections break before its process
+    ends.
     """
     if not ended:
         return ""
@@ -34,8 +35,8 @@ def first_to_end(ended: Collection[tuple[float, str, Succeeded]], at: float, ran
     return f"{who} {'were' if count > 1 else 'was'} ending with exit code 0 when rank {rank} failed"
 
 
-def of_files(result: Result, hosts: Collection[Cleared]) -> list[str]:
-    """Return the lines about files when all hosts have cleared; nothing about unknown facts."""
+def last_lines(result: Result, hosts: Collection[Cleared]) -> list[str]:
+    """Return how ranks ended at a stop, and what was saved: only what all hosts know."""
     files = -1 if any(host.files < 0 for host in hosts) else sum(host.files for host in hosts)
     if result == SUCCESS:
         return [] if files else [NOTHING]

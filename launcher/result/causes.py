@@ -316,7 +316,7 @@ def of_torchrun(
 
 
 def of_killed(who: str, what: str) -> Failure:
-    """Return the failure of a host on which a rank's keeper or stub, as `what` says, was killed."""
+    """Return the failure of a host on which `what`, a process of the rank `who`, was killed."""
     return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")
 
 

@@ -271,7 +271,7 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
 def _report_of_end(state: State, phase: Ending) -> Cleared:
     """Return what this host reports at the end of its ranks: whether all have handled a stop."""
     message = Cleared(phase.end_number, phase.survivors)
-    reached = ranks.reached(state.ranks.values())
+    reached = ranks.got_signal(state.ranks.values())
     if phase.why is not Why.STOP or not reached:
         return message
     if not all(ranks.has_handled(rank, phase.signal_number) for rank in reached):

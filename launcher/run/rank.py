@@ -29,35 +29,37 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 import weakref
 
-# Bound before the script runs, which may replace it (gevent).
+# Bound before the script runs, which may replace them (gevent).
 from _thread import allocate_lock
 from collections.abc import Iterator
 from json import dumps, loads
 from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
 _HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays where it is
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
-# Limits of the message, in characters. People see 1,024 of them, but an exception's text may hold
+# Limits of an end's texts, in characters. People see 1,024, but an exception may hold the text of
 # another process's whole traceback, whose end matters most (raised.py reads it). The total stays
 # below the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
-_FRAMES, _LINE, _NAME, _NOTE, _THREAD = 3000, 200, 300, 400, 100
+_FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
+_THREAD = 100  # of a thread's name
 _LINKS = 6  # at most, of a chain's exceptions: from its start, from its end, and hidden ones
 _WALK = 10_000  # exceptions to walk through for its end
-# Modules of the base classes of such processes; torch's are the first's.
+# Modules that know their child processes; torch.multiprocessing's are in the first.
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
 _SIGNALS = {one.value: f"{one.name} (signal {one.value})" for one in signal.Signals}
 _TO_DIE = 0.2  # s between the end of a process's connections and its own end
-_RUN = os.path.dirname(__file__)
+_RUN = os.path.dirname(os.path.abspath(__file__))
 _OURS = (_RUN, os.path.join(os.path.dirname(_RUN), "warm"))
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
@@ -176,9 +178,9 @@ def report_threads(keeper: KeeperConnection) -> None:
         with contextlib.suppress(BaseException):  # names and texts of the script may raise
             # Threads may use SystemExit to end.
             error, is_due = args.exc_value, monotonic() - reported_at >= _SELDOM
-            if error and is_due and not issubclass(args.exc_type, SystemExit):
+            if error is not None and is_due and not issubclass(args.exc_type, SystemExit):
                 reported_at = monotonic()
-                name = str(args.thread.name)[:_THREAD] if args.thread else ""
+                name = "" if args.thread is None else str(args.thread.name)[:_THREAD]
                 keeper.send({"thread": {"name": name, "end": exit_of(error)}})
         hook(args)
 
@@ -203,7 +205,7 @@ def connect() -> Callable[[BaseException | None], None]:
     def ended(error: BaseException | None) -> None:
         if os.getpid() != pid:
             return  # a fork of the script returned here
-        end = exit_of(error) if error else {"exit_code": 0}
+        end: dict[str, Any] = {"exit_code": 0} if error is None else exit_of(error)
         if end["exit_code"]:
             more = replier.failed(error) if replier else {}
             end["notes"] = [*end["notes"], *more.pop("notes", ())]
@@ -216,8 +218,8 @@ def connect() -> Callable[[BaseException | None], None]:
     return ended
 
 
-# What ended the script, in the form that result/raised.py reads. To read the attributes of its
-# exception may run its code: nothing that this raises may change how the script ends.
+# What ended the script, in the form that result/raised.py reads. Reading an exception's attributes
+# may run the script's code: whatever that raises must not change how the script ends.
 
 
 def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -277,7 +279,7 @@ def killed() -> list[str]:
                     return [f"its child process {name} was killed by {how}"]
             if not children:
                 break
-            sleep(0.01)
+            time.sleep(0.01)  # gevent's, if the script uses that: it lets us see the child's end
     return []
 
 
@@ -427,7 +429,7 @@ def run_module(name: str) -> None:
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
     """Put folder in the place of this file's in sys.path; if there is none, only if `always`."""
-    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path and sys.path[0] == _RUN:
         sys.path[0] = folder
     elif always:
         sys.path.insert(0, folder)

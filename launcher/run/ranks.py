@@ -123,11 +123,10 @@ def _lately(rank: Rank, time: float) -> tuple[tuple[float, events.ThreadRaised],
     return tuple(one for one in rank.threads if 0 <= time - one[0] <= _RELATED_SECONDS)
 
 
-# A stop, by the `number` of its signal: which ranks died of it, handled it, or had failed before.
-# Only a rank's script knows what it has saved.
+# How ranks reacted to a stop; `number` is its signal's. Only scripts know what they have saved.
 
 
-def reached(ranks: Iterable[Rank]) -> list[Rank]:
+def got_signal(ranks: Iterable[Rank]) -> list[Rank]:
     """Return the ranks that got the signal while they ran."""
     return [rank for rank in ranks if rank.response is not None]
 

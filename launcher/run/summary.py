@@ -89,7 +89,7 @@ def _unsaved(state: State) -> list[str]:
 def _died(state: State) -> tuple[list[Rank], list[Rank]]:
     """Return the ranks that got the stop while they ran, and those that died of it."""
     number = state.result.stop_signal if state.result else 0
-    reached = ranks.reached(state.ranks.values()) if number else []
+    reached = ranks.got_signal(state.ranks.values()) if number else []
     return reached, [rank for rank in reached if ranks.died_of_stop(rank, number)]
 
 

@@ -410,5 +410,4 @@ def events_folder(environ: Mapping[str, str], log_dir: str) -> str:
 
 
 def _watch(job: Job, system: System, attempt: int = 0) -> Watch:
-    notify = min(job.options.hang_notify, job.options.hang_timeout)
-    return Watch(job.options.watch, notify, system.cpu_of, attempt)
+    return Watch(job.options.watch, job.options.hang_notify, system.cpu_of, attempt)

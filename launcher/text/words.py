@@ -1,4 +1,4 @@
-"""Words for people, and the two actions of a state machine that write some. Pure."""
+"""Words for people, names of options, loopback addresses; and the actions Log and Note. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Log(NamedTuple):
 class Note(NamedTuple):
     """An action of a state machine: write one line to events.jsonl, about a decisive event.
 
-    host/journal.py writes it, `sm-launch timeline` reads it; docs/logs.md explains all events. Of
-    the `cause` the first line counts; `since` is on the clock System.now(); `host` is this one if
-    it is "". Other values that are empty or None are unknown, or do not apply.
+    host/journal.py writes it, `sm-launch timeline` reads it; docs/logs.md explains all events and
+    fields. Of the `cause` the first line counts; `since` is on the clock System.now(); `host` is
+    this one if it is "". Other values that are empty or None are unknown, or do not apply.
     """
 
     event: str

@@ -51,10 +51,10 @@ would have shown progress. If no waiting rank of a wait replies, the wait is unc
 continued. Then nothing is logged about it, and nothing is ended.
 
 Notices. A stall is not an error: rank 0 may evaluate for minutes while the others wait. So the log
-reports it as a fact, after --launcher-hang-notify seconds and after each doubling of its age: often
-enough to be seen, too seldom to fill the log. The first notice waits until ranks were polled once
-after the stall began: a report that was made for stacks also lists ranks that have just moved. The
-log also reports a stall's end.
+reports it as a fact, after --launcher-hang-notify seconds (or --launcher-hang-timeout, if that is
+less) and after each doubling of its age: often enough to be seen, too seldom to fill the log. The
+first notice waits until ranks were polled once after the stall began: a report that was made for
+stacks also lists ranks that have just moved. The log also reports a stall's end.
 
 Only --launcher-hang-timeout may fail an attempt, and only the user sets it. It does so when a stall
 that is sure has lasted so long; and when a rank's script has ended, its process still runs, and for

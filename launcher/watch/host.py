@@ -157,9 +157,12 @@ class Watch:
 
     def failed(self, pid: int, fields: Any) -> None:
         """Note the groups of a failing rank, which it sends with its reason."""
-        if fields:
-            rank, groups = self._of(pid), wire.read(tuple[Group, ...], fields)
-            rank.known, rank.has_failed = rank.known._replace(groups=groups), True
+        rank = self._of(pid)
+        try:
+            groups = wire.read(tuple[Group, ...], fields)
+        except ValueError:  # none, or those of an unknown version of torch
+            return
+        rank.known, rank.has_failed = rank.known._replace(groups=groups), True
 
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal, or at a crash."""

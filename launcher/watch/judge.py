@@ -202,7 +202,7 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     ranks, options, stalls = _ranks(state), state.options, list[Stall]()
     tracked = {stall.kind: stall for stall in state.stalls if stall.progress_at == math.inf}
     # A report with stacks also lists ranks that have just moved: a poll must follow its beginning.
-    patience = max(min(options.hang_notify, options.hang_timeout), options.watch + _REPORT_SECONDS)
+    patience = max(options.hang_notify, options.watch + _REPORT_SECONDS)
     for stall in waits.stalls_in(ranks):
         if options.notes or stall.may_fail or stall.runs_on:
             notice_at = stall.since + patience
