@@ -29,7 +29,6 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Callable
 
 from launcher.container.presence import NO_JOB
 from launcher.errors import LaunchError
@@ -78,7 +77,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
     try:
         return init.run(environ)
     except LaunchError as error:
-        if init.launchers.result is None:
+        if init.reported is None:
             _tell_first_host(error, environ, signals)
         raise
 
@@ -94,54 +93,26 @@ class _Launcher(LineSocket):
     pid = 0  # until it has sent the token
 
 
-class _Launchers(Lobby[_Launcher]):
-    """The init's ends of the connections (presence.py); joined(pid) is called for each launcher.
+class _Init(Lobby[_Launcher]):
+    """The launchers of a container, and the command that starts them.
 
-    Attributes: `address`, the value of LAUNCHER_INIT; `result`, that of the last launcher to end,
-    None if none has ended.
+    `reported` is the result of the last launcher to end, None if none has ended.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, joined: Callable[[int], None]) -> None:
-        self.result: Result | None = None
-        self._joined, self._token = joined, os.urandom(16).hex()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
-        listener.listen()
-        self.address = f"{listener.getsockname()[1:].decode()}:{self._token}"
-        super().__init__(selector, _Launcher, self._take, lambda this, _: self._take(this, b""))
-        self.listen(listener)
-
-    @property
-    def pids(self) -> list[int]:
-        """The pids of the running launchers."""
-        return [each.pid for each in self.connections if each.pid]
-
-    def _take(self, connection: _Launcher, line: bytes) -> None:
-        """Handle a line; the last one, of a connection that has ended, is empty."""
-        if connection.pid:
-            if found := _RESULT.fullmatch(line):
-                self.result = Result(int(found[1]), stop_signal=int(found[2]))
-            elif line != NO_JOB:
-                self.result = _KILLED
-        elif line == self._token.encode():
-            # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
-            pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
-            if pid:
-                connection.pid, connection.is_stranger = pid, False
-                self._joined(pid)
-                return
-        connection.close()
-
-
-class _Init:
     def __init__(self, command: Sequence[str], signals: Signals) -> None:
         self._command, self._signals = command, signals
-        self._selector = selectors.DefaultSelector()
-        self.launchers = _Launchers(self._selector, self._joined)
+        self.reported: Result | None = None
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
         self._late = 0  # launchers that have started after it
         self._is_finishing = False  # `train`, though a stop came after the job's end
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
+        listener.listen()
+        self._name, self._token = listener.getsockname()[1:].decode(), os.urandom(16).hex()
+        selector = selectors.DefaultSelector()
+        super().__init__(selector, _Launcher, self._take, lambda this, _: self._take(this, b""))
+        self.listen(listener)
 
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
@@ -151,14 +122,14 @@ class _Init:
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
             self._command,
-            {**environ, INIT: self.launchers.address},
+            {**environ, INIT: f"{self._name}:{self._token}"},
             hint=hint if self._command[0] == _TRAIN else "",
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        while self._process.returncode is None or self.launchers.pids:
+        while self._process.returncode is None or self._pids():
             for key, _ in self._selector.select():
                 key.data()
-        reported = self.launchers.result
+        reported = self.reported
         if reported and reported.stop_signal and version_of(failure_file) != before:
             _remove_failure(failure_file, reported.exit_code)
         # The toolkit writes `success` or `failure`. If it cannot write, it loses that exception and
@@ -182,6 +153,26 @@ class _Init:
             )
         return result
 
+    def _pids(self) -> list[int]:
+        """Return the pids of the running launchers."""
+        return [each.pid for each in self.connections if each.pid]
+
+    def _take(self, connection: _Launcher, line: bytes) -> None:
+        """Handle a launcher's line; the last one, of a connection that has ended, is empty."""
+        if connection.pid:
+            if found := _RESULT.fullmatch(line):
+                self.reported = Result(int(found[1]), stop_signal=int(found[2]))
+            elif line != NO_JOB:
+                self.reported = _KILLED
+        elif line == self._token.encode():
+            # The first number of struct ucred (unix(7)) is the pid, 0 for another container's.
+            pid = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)
+            if pid:
+                connection.pid, connection.is_stranger = pid, False
+                self._joined(pid)
+                return
+        connection.close()
+
     def _joined(self, pid: int) -> None:
         if self._stop_signal:
             send(pid, self._stop_signal)  # this launcher started after the stop
@@ -190,7 +181,7 @@ class _Init:
                 self._end_command("launchers start again and again")
 
     def _on_signals(self) -> None:
-        self.launchers.accept()  # include a launcher that has just connected
+        self.accept()  # include a launcher that has just connected
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(self._process)
@@ -203,10 +194,10 @@ class _Init:
         `train` may finish after the job's end, with an upload, say; the second stop ends it.
         """
         self._stop_signal = self._stop_signal or number
-        sent = [send(pid, number) for pid in self.launchers.pids]
+        sent = [send(pid, number) for pid in self._pids()]
         if any(sent):
             return
-        if self.launchers.result and is_train(self._command) and not self._is_finishing:
+        if self.reported and is_train(self._command) and not self._is_finishing:
             self._is_finishing = True
             log(f"{signal_name(number)}: the job has ended; {_TRAIN} may finish.")
         else:
