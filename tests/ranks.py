@@ -20,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -52,9 +53,13 @@ class Ranks:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             self._process = None
+            self._folder.cleanup()
 
     def _start(self) -> subprocess.Popen[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun has it; fit for a fork
+        # Not that of the test which starts it: torch would make it again when the test is over.
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        environment = {**os.environ, "TMPDIR": self._folder.name}
+        environment["OMP_NUM_THREADS"] = "1"  # as torchrun has it; fit for a fork
         return subprocess.Popen(
             [sys.executable, __file__],
             env=environment,
