@@ -11,6 +11,7 @@ from launcher.result import failure
 from launcher.result.causes import LIMIT, Aside, Cause, of_rank, of_torchrun
 from launcher.result.failure import output_dir, prepare_failure, write_failure
 from launcher.result.raised import Exit, Link, headline, read
+from launcher.run.torchrun import _words_of
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
 RANK = "algo-1, rank 5 (local rank 5)"
@@ -126,7 +127,50 @@ def test_a_long_text_keeps_its_lines_and_the_innermost_frames():
     assert shown[-2] == '  File "a.py", line 199, in f199'
 
 
-TAKEN = "already in use on this host; choose another with --launcher-rdzv-port"
+OF_STORE = """Traceback (most recent call last):
+  File "/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 156, in _create
+    store = TCPStore(
+torch.distributed.DistNetworkError: The server socket has failed: EADDRINUSE
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/torch/distributed/run.py", line 1028, in main
+    run(args)
+torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: See inner exception.
+"""
+KILLED = """ChildFailedError:
+================
+stub.py FAILED
+  exitcode  : -9 (pid: 812)
+  traceback : Signal 9 (SIGKILL) received by PID 812
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "calls", "words"),
+    [
+        (
+            *("RendezvousConnectionError: See inner exception.", OF_STORE),
+            "RendezvousConnectionError: See inner exception. "
+            "(torch.distributed.DistNetworkError: The server socket has failed: EADDRINUSE)",
+        ),
+        (KILLED, "", "Signal 9 (SIGKILL) received by PID 812, which it had started"),
+        ("ChildFailedError: stub.py FAILED\n exitcode : 1 (pid: 812)", "", ""),
+        (
+            "ValueError: bad",
+            "Traceback (most recent call last):\nValueError: bad",
+            "ValueError: bad",
+        ),
+    ],
+)
+def test_torchruns_own_exception_has_its_origin(message, calls, words):
+    """As in its error file (torch.distributed.elastic.multiprocessing.errors.record)."""
+    assert _words_of({"message": message, "extraInfo": {"py_callstack": calls}}) == words
+
+
+TAKEN = "already in use on this host; choose another with --launcher-rdzv-port, the same one on "
+TAKEN += "every host\nexit code 2, "
 LATE = "RendezvousTimeoutError: late"
 SIGNALLED = "SignalException: Process 7 got signal"
 SEE_OTHERS = (

@@ -62,8 +62,8 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7719,
-    ("run", "warm"): 2681,
+    ("",): 7727,
+    ("run", "warm"): 2689,
     ("watch",): 1077,
     ("peers",): 831,
     ("job",): 1500,

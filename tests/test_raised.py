@@ -1,8 +1,10 @@
 """What a rank's exception is called: real scripts under rank.py, and what others print."""
 
+import builtins
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -165,6 +167,31 @@ def test_an_exception_that_is_false_is_one_nevertheless(rank):
     assert code == 1 and thread["thread"]["name"] == "pin"
     texts = [found["end"]["chain"][0]["message"] for found in (thread["thread"], end)]
     assert texts == ["of a thread", "of the script"]
+
+
+# Exceptions whose own code runs as they are read: it exits, it is interrupted by a handler that
+# exits, it never ends, it hides the traceback.
+UNREADABLE = {
+    "exits": "@property\n  def __class__(self): sys.exit(0)",
+    "is stopped": "@property\n  def __class__(self): os.kill(os.getpid(), 15)",
+    "hides": "def with_traceback(self, trace): return None",
+    "never ends": "@property\n  def exceptions(self): return (self,)",
+}
+
+
+@pytest.mark.parametrize("code", UNREADABLE.values(), ids=UNREADABLE)
+def test_an_exceptions_own_code_does_not_change_how_a_script_ends(script, code):
+    kind = "ExceptionGroup" if "exceptions" in code else "Exception"
+    if kind not in vars(builtins):
+        pytest.skip("new in 3.11")
+    path = script(
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        f"class Odd({kind}):\n  {code}\nraise Odd('no data', [ValueError('bad')])"
+    )
+    ran = run_as_rank([sys.executable, RANK, "script", str(path)])
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert (ran.code, ran.err) == (plain.returncode, plain.stderr) and ran.code == 1
+    assert [one["end"]["exit_code"] for one in ran.told if "end" in one] == [1]
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):

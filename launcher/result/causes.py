@@ -297,7 +297,7 @@ def of_torchrun(
     elif returncode < 0:
         what = f"{runner or 'torchrun'} was killed by {signal_name(-returncode)}"
     elif is_taken:
-        what = job.taken_port()
+        what, error = job.taken_port(), ""
     elif error.startswith("Rendezvous"):
         expected = shortened(", ".join(job.cluster.hosts), 300)
         what = (
@@ -311,7 +311,7 @@ def of_torchrun(
     elif runner and returncode >= 0 and not told:
         code = returncode or 1
     what = f"{job.current_host}: {what}"
-    cause = Cause.TORCHRUN if error or returncode <= 0 or told else Cause.TORCHRUN_ENDS
+    cause = Cause.TORCHRUN if error or returncode <= 0 or told or is_taken else Cause.TORCHRUN_ENDS
     return _with_code(cause, code, what, f", {seconds:.0f} s after start")
 
 

@@ -202,7 +202,7 @@ def connect() -> Callable[[BaseException | None], None]:
     report_threads(keeper)
     replier, pid = load(watcher).begin(keeper) if watcher else None, os.getpid()
 
-    def ended(error: BaseException | None) -> None:
+    def report(error: BaseException | None) -> None:
         if os.getpid() != pid:
             return  # a fork of the script returned here
         end: dict[str, Any] = {"exit_code": 0} if error is None else exit_of(error)
@@ -214,6 +214,11 @@ def connect() -> Callable[[BaseException | None], None]:
         keeper.send({"script_ended": {"alone": bool(replier and replier.is_alone())}})
         if replier:
             replier.script_ended()
+
+    def ended(error: BaseException | None) -> None:
+        # What the script has replaced, or its handlers of signals, may raise SystemExit, too.
+        with contextlib.suppress(BaseException):
+            report(error)
 
     return ended
 
@@ -255,8 +260,8 @@ def exit_of(error: BaseException) -> dict[str, Any]:
             more["counted"] += ["memory"] * is_broken
             notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
             found |= {**more, "notes": notes}
-    except Exception:
-        pass  # a property that raises, no memory left: then the exit code must suffice
+    except BaseException:
+        pass  # a property or a handler that raises, no memory left: the exit code must suffice
     return found
 
 
@@ -267,7 +272,7 @@ def killed() -> list[str]:
     somebody ended it.
     """
     by = monotonic() + _TO_DIE
-    with contextlib.suppress(Exception):  # an unknown version of Python
+    with contextlib.suppress(BaseException):  # an unknown version of Python; a handler's
         while monotonic() < by:
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [child for module in modules for child in getattr(module, "_children", ())]
@@ -345,13 +350,13 @@ def described(error: BaseException, how: str) -> dict[str, str]:
 
 def members(error: BaseException) -> list[BaseException]:
     """Return a group's first exceptions, also from nested groups; or error itself."""
-    group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+    group: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
     found: list[BaseException] = []
     todo = [error]
     while todo and len(found) < 3:
         one = todo.pop(0)
-        if isinstance(one, group):
-            todo[:0] = one.exceptions[:3]  # type: ignore[attr-defined]
+        if isinstance(one, group):  # read it from the base class, as in `_origins`
+            todo[:0] = group.exceptions.__get__(one)[:3]
         else:
             found.append(one)
     return found
@@ -368,10 +373,14 @@ def name_of(error: BaseException) -> str:
 
 def text_of(error: BaseException) -> str:
     """Return an exception's text and notes, cut in the middle if they are long."""
+    notes: Any = vars(error).get("__notes__")  # Python 3.11
+    parts = [error, *(notes[:9] if type(notes) in (list, tuple) else ())]
+    return cut("\n".join(map(_shown, parts)))
+
+
+def _shown(value: object) -> str:
     try:
-        notes = getattr(error, "__notes__", ())  # Python 3.11
-        parts = [error, *(notes[:9] if isinstance(notes, (list, tuple)) else ())]
-        return cut("\n".join(cut(str(part)) for part in parts))
+        return cut(str(value))
     except BaseException:  # whatever the script's own __str__ raises
         return "(its text cannot be shown)"
 
@@ -443,7 +452,7 @@ def wrap_hook() -> None:
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
         trace = own_frames(trace)
-        hook(kind, error.with_traceback(trace), trace)
+        hook(kind, BaseException.with_traceback(error, trace), trace)
 
     sys.excepthook = show
 

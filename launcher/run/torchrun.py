@@ -25,7 +25,8 @@ _FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
 _COPY_SECONDS = 0.5  # until its last words are copied
 _PIECE = 1 << 16  # bytes that are read at once; a longer line is cut
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
-_OF_CHILDREN = "ChildFailedError"  # the launcher knows more about it
+_OF_CHILDREN = "ChildFailedError"  # the launcher knows more, if its keeper has said hello
+_KILLED = re.compile(r"Signal \d+ \(\w+\) received by PID \d+")
 
 
 class Torchrun:
@@ -93,7 +94,9 @@ def _words_of(message: Any) -> str:
         return message
     title = str(message["message"])
     if title.startswith(_OF_CHILDREN):
-        return ""
+        killed = _KILLED.search(title)
+        return f"{killed[0]}, which it had started" if killed else ""
     links = raised.read([raised.Link("", str(message["extraInfo"]["py_callstack"]))])
-    origins = [link.title() for link in links if link.exception and link.title() != title]
+    titles = [link.title() for link in links if link.exception]
+    origins = [each for each in titles if not each.endswith(title)]  # some have the module's name
     return f"{title} ({origins[0]})" if origins else title
