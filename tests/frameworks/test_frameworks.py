@@ -89,16 +89,23 @@ def files(folder):
     return sorted(re.sub(r"\d+", "0", path) for path in paths)
 
 
+# Plain torchrun's rank may be aborted at its end by a thread of torch's, on a busy machine.
+ABORTED = "terminate called without an active exception"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_as_under_torchrun(name, run, ours, folder, tmp_path):
-    results = []
-    for command in (TORCHRUN, ours()):
+    results, commands = [], [TORCHRUN, TORCHRUN, TORCHRUN, ours()]
+    while commands:
         folder.mkdir(exist_ok=True)
-        host = run(command, name, *ARGUMENTS.get(name, ["FOLDER"]))
-        assert host.wait(150) == 0, host.log()
-        results.append((values(host), files(folder)))
+        host = run(commands.pop(0), name, *ARGUMENTS.get(name, ["FOLDER"]))
+        code, result = host.wait(150), (values(host), files(folder))
         for made in ("folder", "cache"):
             shutil.rmtree(tmp_path / made, ignore_errors=True)
+        if not (code and TORCHRUN in commands and ABORTED in host.err):
+            assert code == 0, host.log()
+            results.append(result)
+            commands = commands[-1:]
     assert {json.loads(line)["rank"] for line in results[0][0]} == {0, 1}
     assert results[1] == results[0]
     assert host.processes() == [] and host.failure is None
