@@ -139,12 +139,24 @@ Traceback (most recent call last):
     run(args)
 torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: See inner exception.
 """
-KILLED = """ChildFailedError:
+CHILDREN = """ChildFailedError:
 ================
 stub.py FAILED
-  exitcode  : -9 (pid: 812)
-  traceback : Signal 9 (SIGKILL) received by PID 812
+----------------
+Failures:
+[1]:
+  exitcode  : -15 (pid: 813)
+  traceback : Signal 15 (SIGTERM) received by PID 813
+----------------
+Root Cause (first observed failure):
+[0]:
+  exitcode  : {} (pid: 812)
+  traceback : {} received by PID 812
 """
+KILLED, TOLD, ENDED = (
+    CHILDREN.format(*end)
+    for end in ((-9, "Signal 9 (SIGKILL)"), (-15, "Signal 15 (SIGTERM)"), (1, "nothing was"))
+)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +168,10 @@ stub.py FAILED
             "(torch.distributed.DistNetworkError: The server socket has failed: EADDRINUSE)",
         ),
         (KILLED, "", "Signal 9 (SIGKILL) received by PID 812, which it had started"),
-        ("ChildFailedError: stub.py FAILED\n exitcode : 1 (pid: 812)", "", ""),
+        (TOLD, "", ""),
+        (ENDED, "", ""),
+        ("R: one\n two", "Traceback (most recent call last):\nR: one\n two", "R: one two"),
+        ("AnError: ", "Traceback (most recent call last):\nAnError", "AnError"),
         (
             "ValueError: bad",
             "Traceback (most recent call last):\nValueError: bad",

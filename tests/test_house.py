@@ -62,9 +62,9 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7727,
-    ("run", "warm"): 2689,
-    ("watch",): 1077,
+    ("",): 7742,
+    ("run", "warm"): 2702,
+    ("watch",): 1078,
     ("peers",): 831,
     ("job",): 1500,
     ("result",): 420,

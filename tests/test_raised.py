@@ -169,9 +169,10 @@ def test_an_exception_that_is_false_is_one_nevertheless(rank):
     assert texts == ["of a thread", "of the script"]
 
 
-# Exceptions whose own code runs as they are read: it exits, it is interrupted by a handler that
-# exits, it never ends, it hides the traceback.
+# Exceptions whose own code runs as they are read, and a script that has replaced what reads them.
 UNREADABLE = {
+    "replaced": "os.path.dirname = lambda _: sys.exit(0)",
+    "has no dict": "@property\n  def __dict__(self): raise ValueError",
     "exits": "@property\n  def __class__(self): sys.exit(0)",
     "is stopped": "@property\n  def __class__(self): os.kill(os.getpid(), 15)",
     "hides": "def with_traceback(self, trace): return None",
@@ -189,7 +190,7 @@ def test_an_exceptions_own_code_does_not_change_how_a_script_ends(script, code):
         f"class Odd({kind}):\n  {code}\nraise Odd('no data', [ValueError('bad')])"
     )
     ran = run_as_rank([sys.executable, RANK, "script", str(path)])
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
     assert (ran.code, ran.err) == (plain.returncode, plain.stderr) and ran.code == 1
     assert [one["end"]["exit_code"] for one in ran.told if "end" in one] == [1]
 

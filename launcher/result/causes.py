@@ -290,6 +290,7 @@ def of_torchrun(
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     runner = job.plan.runner
     is_taken = "EADDRINUSE" in error or "address already in use" in error.lower()
+    is_taken &= not (runner or had_ranks)  # then it is the rendezvous port
     what = f"{runner or 'torchrun'} failed"
     if told := _TOLD.match(error):
         what, error = f"torchrun was ended by {signal_name(int(told[1]))}", ""
@@ -306,7 +307,7 @@ def of_torchrun(
         )
     what += (f": {error}" if error else "") + (f"; {oom}" if oom else "")
     code = EXIT_HOST_LOST
-    if not had_ranks and (is_taken or returncode == EXIT_USAGE or _OF_SETTINGS.match(error)):
+    if is_taken or (not had_ranks and (returncode == EXIT_USAGE or _OF_SETTINGS.match(error))):
         code = EXIT_USAGE
     elif runner and returncode >= 0 and not told:
         code = returncode or 1

@@ -37,7 +37,9 @@ import weakref
 # Bound before the script runs, which may replace them (gevent).
 from _thread import allocate_lock
 from collections.abc import Iterator
+from itertools import islice
 from json import dumps, loads
+from os.path import dirname
 from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
 from time import monotonic
@@ -229,7 +231,7 @@ def connect() -> Callable[[BaseException | None], None]:
 
 def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback without its first frames, those of this file and of what runs it."""
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) in _OURS:
+    while trace is not None and dirname(trace.tb_frame.f_code.co_filename) in _OURS:
         trace = trace.tb_next
     return trace
 
@@ -241,16 +243,20 @@ def exit_of(error: BaseException) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"exit_code": 1, "chain": [], "notes": []}
     try:
-        if isinstance(error, SystemExit):
-            code = 0 if error.code is None else error.code
-            if isinstance(code, int):
+        if issubclass(type(error), SystemExit):
+            code = getattr(error, "code", 1)
+            code = 0 if code is None else code
+            if issubclass(type(code), int):
                 # As Python does it: a C long, of which wait(2) returns eight bits.
-                found["exit_code"] = int.__and__(code, 0xFF) if -(2**63) <= code < 2**63 else 255
+                code = int.__add__(code, 0)
+                found["exit_code"] = code & 0xFF if -(2**63) <= code < 2**63 else 255
         elif type(error) is KeyboardInterrupt:
             found["exit_code"] = -signal.SIGINT
         links = came_from(error)
         errors = [link for link, _ in links]
-        found["chain"] = [described(link, how) for link, how in links]
+        for link, how in links:
+            with contextlib.suppress(BaseException):  # one that cannot be described
+                found["chain"].append(described(link, how))
         if found["exit_code"]:
             is_broken = any(map(_is_broken_connection, errors))
             found["notes"] = killed() if is_broken else []
@@ -272,7 +278,7 @@ def killed() -> list[str]:
     somebody ended it.
     """
     by = monotonic() + _TO_DIE
-    with contextlib.suppress(BaseException):  # an unknown version of Python; a handler's
+    with contextlib.suppress(BaseException):  # an unknown version of Python; a handler
         while monotonic() < by:
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [child for module in modules for child in getattr(module, "_children", ())]
@@ -355,7 +361,7 @@ def members(error: BaseException) -> list[BaseException]:
     todo = [error]
     while todo and len(found) < 3:
         one = todo.pop(0)
-        if isinstance(one, group):  # read it from the base class, as in `_origins`
+        if issubclass(type(one), group):  # read them from the base class, as in `_origins`
             todo[:0] = group.exceptions.__get__(one)[:3]
         else:
             found.append(one)
@@ -373,8 +379,10 @@ def name_of(error: BaseException) -> str:
 
 def text_of(error: BaseException) -> str:
     """Return an exception's text and notes, cut in the middle if they are long."""
-    notes: Any = vars(error).get("__notes__")  # Python 3.11
-    parts = [error, *(notes[:9] if type(notes) in (list, tuple) else ())]
+    parts: list[object] = [error]
+    with contextlib.suppress(BaseException):  # the script's own code
+        notes = getattr(error, "__notes__", ())  # Python 3.11
+        parts += islice(notes, 9) if isinstance(notes, (list, tuple)) else ()
     return cut("\n".join(map(_shown, parts)))
 
 
@@ -451,8 +459,10 @@ def wrap_hook() -> None:
         return  # the script has deleted it; Python reports that
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        trace = own_frames(trace)
-        hook(kind, BaseException.with_traceback(error, trace), trace)
+        with contextlib.suppress(BaseException):  # of a handler
+            trace = own_frames(trace)
+            BaseException.with_traceback(error, trace)
+        hook(kind, error, trace)
 
     sys.excepthook = show
 
@@ -475,7 +485,8 @@ def main() -> None:
             run_module(target)
     except BaseException as error:
         ended(error)
-        wrap_hook()
+        with contextlib.suppress(BaseException):  # of a handler
+            wrap_hook()
         raise
     ended(None)  # threads and exit handlers may run on, and may fail
 

@@ -25,8 +25,10 @@ _FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
 _COPY_SECONDS = 0.5  # until its last words are copied
 _PIECE = 1 << 16  # bytes that are read at once; a longer line is cut
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
-_OF_CHILDREN = "ChildFailedError"  # the launcher knows more, if its keeper has said hello
-_KILLED = re.compile(r"Signal \d+ \(\w+\) received by PID \d+")
+_OF_CHILDREN = "ChildFailedError"  # the launcher knows more of a rank whose keeper has joined
+_KILLED = re.compile(
+    r"Root Cause.*(Signal \d+ \(SIG(?!TERM|INT|HUP|QUIT)\w+\) received by PID \d+)"
+)
 
 
 class Torchrun:
@@ -92,10 +94,10 @@ def _words_of(message: Any) -> str:
     """Return torchrun's exception, with its origin, in one line."""
     if isinstance(message, str):
         return message
-    title = str(message["message"])
+    title = " ".join(str(message["message"]).split()).rstrip(" :")
     if title.startswith(_OF_CHILDREN):
         killed = _KILLED.search(title)
-        return f"{killed[0]}, which it had started" if killed else ""
+        return f"{killed[1]}, which it had started" if killed else ""
     links = raised.read([raised.Link("", str(message["extraInfo"]["py_callstack"]))])
     titles = [link.title() for link in links if link.exception]
     origins = [each for each in titles if not each.endswith(title)]  # some have the module's name

@@ -162,7 +162,8 @@ class Watch:
             groups = wire.read(tuple[Group, ...], fields)
         except ValueError:  # none, or those of an unknown version of torch
             return
-        rank.known, rank.has_failed = rank.known._replace(groups=groups), True
+        if groups:
+            rank.known, rank.has_failed = rank.known._replace(groups=groups), True
 
     def wrote(self, pid: int, line: str) -> None:
         """Note a line that a rank has written at its signal, or at a crash."""
