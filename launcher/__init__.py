@@ -13,9 +13,9 @@ its peers/link.py, too. Open these five only where a step names them.
 
 How an option gets to its use:
 
-    job/options.py        its row: name, type, default, help
-    job/toolkit.py        `read_input` makes arguments of hyperparameters
-    job/arguments.py      `parse` reads all rows, from arguments and variables
+    job/toolkit.py        `read_input`, `to_cmd_args`: make arguments of hyperparameters
+    job/arguments.py      `parse` reads them, and variables, by the rows of the next file
+    job/options.py        the option's row: name, type, default, help
 
   job/prepare.py calls both. The option's use is wherever `options.NAME` stands: search for NAME.
   job/job.py has defaults that depend on other options; job/plan.py checks options against each
@@ -25,10 +25,11 @@ How the words of a failure come about:
 
     run/rank.py           `ended`, in the script's process, sends how it ended through the keeper:
                           `exit_of`, its exceptions, and what may have caused them (run/clues.py)
-    run/keepers.py        `_end`, in the launcher: adds what the kernel has counted
-    run/ranks.py          `to_count`: when a failure counts; `failure`
-    result/raised.py      `headline`: the exceptions in one line
+    run/keepers.py        `_end`, in the launcher: adds what the kernel has counted; `_ended`: a
+                          process that has said nothing
+    run/ranks.py          `to_count`: when a failure counts (machine.py asks); `failure`
     result/causes.py      `of_rank`: the Failure; `Failure.text`
+    result/raised.py      `headline`, which it calls: the exceptions in one line
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
                           `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
@@ -51,7 +52,7 @@ How a hang is found and ends the job:
     watch/host.py         `reports`: its host's ranks without progress, or without a reply
     watch/progress.py     the fields of such a report
     watch/waits.py        `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: when it is logged, and when it is a failure
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` it is a failure
     watch/sentences.py    the words
     result/causes.py      `of_hang`: the Failure, with which coordinator.py fails the attempt
 
@@ -59,11 +60,11 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers
     run/supervisor.py     `_on_signals` makes an event of it
-    run/machine.py        `signalled`, `_end`: EndRanks to keepers, and Stop to the coordinator;
-                          `ended`: the coordinator's End, at which the other hosts begin, too
+    run/machine.py        `signalled`, `_end`: Stop to the coordinator, and at once EndRanks to
+                          keepers; `ended`: the coordinator's End, at which other hosts begin
     run/keeper.py         `_ending`: the rank's end, until all has cleared
     peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
-    run/machine.py        `cleared`, `left`, `nothing_left`
+    run/machine.py        `cleared`, `left`, `nothing_left` (supervisor.py finds that)
     cli.py                `_launch` logs the last lines (run/summary.py, `lines`); `main` reports
                           the exit code to PID 1
     result/causes.py      `of_container`: the container's exit code
@@ -71,8 +72,8 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 Where an exit code comes from:
 
     errors.py             the launcher's own codes, and who chooses a code; cli.py returns it
-    result/causes.py      makes every result of a job
-    peers/coordinator.py  `_verdict` chooses among failures
+    result/causes.py      makes every result of a job; `of_container`: PID 1's
+    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop
     job/help.py           `EXIT_CODES`: their meaning for users
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
