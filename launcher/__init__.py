@@ -52,9 +52,10 @@ How a hang is found and ends the job:
     watch/host.py         `reports`: its host's ranks without progress, or without a reply
     watch/progress.py     the fields of such a report
     watch/waits.py        `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` it is a failure
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`
     watch/sentences.py    the words
-    result/causes.py      `of_hang`: the Failure, with which coordinator.py fails the attempt
+
+  `hang` is a Failure with 75. The coordinator counts it at once, as a rank's own: see above.
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
