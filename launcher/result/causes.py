@@ -290,7 +290,7 @@ def of_torchrun(
         returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     runner = job.plan.runner
     is_taken = "EADDRINUSE" in error or "address already in use" in error.lower()
-    is_taken &= not (runner or had_ranks)  # then it is the rendezvous port
+    is_taken &= not (runner or had_ranks)  # else it may be another port
     what = f"{runner or 'torchrun'} failed"
     if told := _TOLD.match(error):
         what, error = f"torchrun was ended by {signal_name(int(told[1]))}", ""

@@ -218,7 +218,7 @@ def connect() -> Callable[[BaseException | None], None]:
             replier.script_ended()
 
     def ended(error: BaseException | None) -> None:
-        # What the script has replaced, or its handlers of signals, may raise SystemExit, too.
+        # The script's signal handlers, or functions that it has replaced, may raise SystemExit.
         with contextlib.suppress(BaseException):
             report(error)
 
@@ -267,7 +267,7 @@ def exit_of(error: BaseException) -> dict[str, Any]:
             notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
             found |= {**more, "notes": notes}
     except BaseException:
-        pass  # a property or a handler that raises, no memory left: the exit code must suffice
+        pass  # a property or signal handler has raised, no memory is left: the exit code suffices
     return found
 
 
@@ -278,7 +278,7 @@ def killed() -> list[str]:
     somebody ended it.
     """
     by = monotonic() + _TO_DIE
-    with contextlib.suppress(BaseException):  # an unknown version of Python; a handler
+    with contextlib.suppress(BaseException):  # an unknown Python; a signal handler of the script
         while monotonic() < by:
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [child for module in modules for child in getattr(module, "_children", ())]
@@ -459,7 +459,7 @@ def wrap_hook() -> None:
         return  # the script has deleted it; Python reports that
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        with contextlib.suppress(BaseException):  # of a handler
+        with contextlib.suppress(BaseException):  # a signal handler of the script may raise
             trace = own_frames(trace)
             BaseException.with_traceback(error, trace)
         hook(kind, error, trace)
@@ -485,7 +485,7 @@ def main() -> None:
             run_module(target)
     except BaseException as error:
         ended(error)
-        with contextlib.suppress(BaseException):  # of a handler
+        with contextlib.suppress(BaseException):  # a signal handler of the script may raise
             wrap_hook()
         raise
     ended(None)  # threads and exit handlers may run on, and may fail

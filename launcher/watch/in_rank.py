@@ -139,7 +139,7 @@ class Replier:
     def failed(self, error: BaseException) -> dict[str, Any]:
         """Return the report of a rank that fails: its groups, and a note."""
         found: dict[str, Any] = {}
-        with contextlib.suppress(BaseException):  # of a script's handler, too
+        with contextlib.suppress(BaseException):  # a signal handler of the script may raise
             if _MODULE in sys.modules:
                 raised = [frame for frame, _ in walk_tb(error.__traceback__)]
                 making, note = self._meeting(raised[::-1])
