@@ -24,7 +24,7 @@ from pathlib import Path
 
 from launcher.peers.messages import to_wire
 from launcher.watch import judge
-from launcher.watch.progress import Group, NoProgressReport, StalledRank
+from launcher.watch.waits import Group, NoProgressReport, StalledRank
 
 STEPS = """
 import json, resource, sys, time

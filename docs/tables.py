@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
-from launcher.job.help import EXIT_CODES, GROUPS, default_of
+from launcher.errors import EXIT_CODES
+from launcher.job.help import GROUPS, default_of
 from launcher.job.options import OPTIONS
 from launcher.text.words import flag
 

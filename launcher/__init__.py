@@ -28,34 +28,32 @@ How the words of a failure come about:
     run/keepers.py        `_end`, in the launcher: adds what the kernel has counted; `_ended`: a
                           process that has said nothing
     run/ranks.py          `to_count`: when a failure counts (machine.py asks); `failure`
-    result/causes.py      `of_rank`: the Failure; `Failure.text`
-    result/raised.py      `headline`, which it calls: the exceptions in one line
+    result/causes.py      `of_rank`: the Failure; `headline`: its exceptions in one line;
+                          `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
                           `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
+    result/failure.py     `write_failure`: the file, unless the job was stopped
 
-  All hosts get the text with `End`, and the final text with `Leave`. cli.py has it written by
-  result/failure.py, but not after a stop.
+  All hosts get the text with `End`, and the final text with `Leave`.
 
 How a message of a rank gets to the log:
 
     run/rank.py           sends it; watch/in_rank.py sends replies to polls
-    result/raised.py      fields of an end; watch/progress.py: of a reply; run/events.py: of others
-    run/keepers.py        `_said` reads it
+    run/keepers.py        `_said` reads it, by the fields of result/causes.py, `Exit` (an end),
+                          watch/waits.py, `StalledRank` (a reply), and run/events.py (others)
     run/ranks.py          `updated` keeps it
-    result/causes.py      `of_rank`: the words of an end; watch/sentences.py has those of replies
+    result/causes.py      `of_rank`: the words of an end; watch/judge.py has those of replies
 
 How a hang is found and ends the job:
 
     watch/__init__.py     the theory, and what each file does
     watch/in_rank.py      `_progress`, in each rank: how far its collectives are
     watch/host.py         `reports`: its host's ranks without progress, or without a reply
-    watch/progress.py     the fields of such a report
-    watch/waits.py        `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`
-    watch/sentences.py    the words
-
-  `hang` is a Failure with 75. The coordinator counts it at once, as a rank's own: see above.
+    watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`, a
+                          Failure with 75; `reason_of`: the words
+    peers/coordinator.py  `_watched`: `_fail` counts it at once, as a rank's own
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
@@ -72,10 +70,11 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 
 Where an exit code comes from:
 
-    errors.py             the launcher's own codes, and who chooses a code; cli.py returns it
+    errors.py             the launcher's own codes, and who chooses a code; `EXIT_CODES`: what all
+                          codes mean for users
     result/causes.py      makes every result of a job; `of_container`: PID 1's
     peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop
-    job/help.py           `EXIT_CODES`: their meaning for users
+    cli.py                `main` returns it
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 
-from launcher.text.words import printable, short
+from launcher.text.words import flag, printable, short
 
 # Signals that stop a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -29,6 +29,19 @@ EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself
 EXIT_HUNG = 75  # EX_TEMPFAIL: running it again may help
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
+# All exit codes, for users: --launcher-help and docs/options.md show this table.
+EXIT_CODES = {
+    "0": "every rank succeeded",
+    "the script's own": "the exit code of the rank that caused the failure; 1 for an exception",
+    "128 + n": "the rank that caused the failure was killed by signal n",
+    "143, 130": "the job was stopped by SIGTERM or SIGINT (129, 131: SIGHUP, SIGQUIT)",
+    f"{EXIT_USAGE}": "the configuration is wrong; no rank was started",
+    f"{EXIT_HOST_LOST}": "a host never joined or was lost, or torchrun failed or was killed",
+    f"{EXIT_SOFTWARE}": "the launcher itself failed; see its log",
+    f"{EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
+    f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "a program, such as torchrun, "
+    "cannot be executed, or is missing",
+}
 
 
 class Disposition(enum.Enum):

@@ -8,9 +8,18 @@ import pytest
 from jobs import job_of
 
 from launcher.result import failure
-from launcher.result.causes import LIMIT, Aside, Cause, of_rank, of_torchrun
+from launcher.result.causes import (
+    LIMIT,
+    Aside,
+    Cause,
+    Exit,
+    Link,
+    expanded,
+    headline,
+    of_rank,
+    of_torchrun,
+)
 from launcher.result.failure import output_dir, prepare_failure, write_failure
-from launcher.result.raised import Exit, Link, headline, read
 from launcher.run.torchrun import _words_of
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
@@ -18,7 +27,7 @@ RANK = "algo-1, rank 5 (local rank 5)"
 
 
 def raised(exception, message="", frames="", code=1, **more):
-    return Exit(code, read([Link(exception, message, frames)]), **more)
+    return Exit(code, expanded([Link(exception, message, frames)]), **more)
 
 
 def failed(end, *pin):
@@ -95,7 +104,7 @@ def test_the_first_line_is_what_a_person_needs(row):
 
 
 def test_long_texts_leave_room_for_what_stands_behind_them():
-    long = read([Link("E", "x" * 5000), Link("E", "y" * 5000, how="cause")])
+    long = expanded([Link("E", "x" * 5000), Link("E", "y" * 5000, how="cause")])
     aside = Aside("n" * 100, raised("F", "z" * 5000), 3.0)
     first = of_rank(RANK, 5, Exit(1, long, recorded="out of memory: a"), 10.0, aside).headline
     assert len(first) <= 500 and first.endswith(", 3.0 s earlier)")

@@ -15,7 +15,7 @@ from conftest import poll
 from launcher.errors import Disposition, LaunchError
 from launcher.host.folders import SOCKET, run_dir
 from launcher.host.system import System
-from launcher.result.raised import Exit, Link
+from launcher.result.causes import Exit, Link
 from launcher.run.events import (
     EndRanks,
     KeeperCleared,
@@ -30,7 +30,7 @@ from launcher.run.events import (
 )
 from launcher.run.keepers import Keepers
 from launcher.watch.host import Watch
-from launcher.watch.progress import StacksRequest
+from launcher.watch.waits import StacksRequest
 
 SECONDS = 60
 RUNS = {"runs": {"pid": 77}}

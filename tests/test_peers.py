@@ -29,7 +29,7 @@ from launcher.peers.sentences import NOTHING
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
 from launcher.text.protocol import decoded, encoded
 from launcher.text.words import Log, Note
-from launcher.watch.progress import (
+from launcher.watch.waits import (
     AllStacks,
     CollectStacks,
     Group,

@@ -10,10 +10,10 @@ import pytest
 
 from launcher import __version__
 from launcher.errors import LaunchError
-from launcher.job import arguments, prepare, torchrun_args
+from launcher.job import arguments, prepare
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
-from launcher.job.plan import STUB, command, make_plan
+from launcher.job.plan import STUB, command, make_plan, parser_of
 from launcher.job.resources import Resources
 from launcher.result.causes import of_error
 
@@ -411,7 +411,7 @@ def test_the_parser_of_the_installed_torchrun_is_read_from_its_source():
     from torch.distributed import run
 
     with open(run.__file__) as file:
-        read = torchrun_args.parser_of(file.read())
+        read = parser_of(file.read())
     theirs = run.get_args_parser()._option_string_actions
     assert {name: action.nargs == 0 for name, action in read._option_string_actions.items()} == {
         name: action.nargs == 0 for name, action in theirs.items() if action.dest != "help"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import RANK, run_as_rank
 
-from launcher.result import raised
+from launcher.result import causes
 from launcher.result.causes import LIMIT, Cause, cause_of, of_rank
 from launcher.run import rank as in_rank
 from launcher.text.words import signal_name
@@ -46,8 +46,8 @@ def ended(script, monkeypatch):
 def exit_of(told):
     """Return how a rank has ended by what it told; its clues are tested in test_clues.py."""
     end = told[0]["end"]
-    chain = raised.read([raised.Link(**link) for link in end["chain"]])
-    return raised.Exit(end["exit_code"], chain, end["notes"])
+    chain = causes.expanded([causes.Link(**link) for link in end["chain"]])
+    return causes.Exit(end["exit_code"], chain, end["notes"])
 
 
 def headline(exit_):
@@ -83,7 +83,7 @@ def test_how_a_script_ended(ended, text, says, line, code, secondary):
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
     # A reason has room for little; where lines wrap, marks stand below something else.
     assert "test_raised.py" not in written and "^^^" not in written
-    last = [row for row in raised.frames(exit_.chain).splitlines() if "script.py" in row][-1:]
+    last = [row for row in causes.frames_of(exit_.chain).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
@@ -144,7 +144,7 @@ def test_what_libraries_make_of_an_exception(rank, text, says, frame):
     code, told = rank(text)
     exit_ = exit_of(told)
     assert code == 1 and f"failed with ValueError: {says}" in headline(exit_)
-    files = [line for line in raised.frames(exit_.chain).splitlines() if "File " in line]
+    files = [line for line in causes.frames_of(exit_.chain).splitlines() if "File " in line]
     assert frame in files[-1]
 
 
@@ -316,10 +316,10 @@ TOLD = [
 
 @pytest.mark.parametrize(("exception", "message", "says", "line"), TOLD, ids=range(len(TOLD)))
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
-    links = raised.read([raised.Link(exception, message, "  local\n")])
-    assert raised.headline(links).startswith(f"failed with {says}")
-    assert raised.frames(links).splitlines()[-2:][0].count(line) or line == ""
-    assert not any(map(raised.is_secondary, links))
+    links = causes.expanded([causes.Link(exception, message, "  local\n")])
+    assert causes.headline(links).startswith(f"failed with {says}")
+    assert causes.frames_of(links).splitlines()[-2:][0].count(line) or line == ""
+    assert not any(map(causes.is_secondary, links))
 
 
 PYTHON, SITE = "/usr/lib/python3.11", "/usr/lib/python3.11/site-packages"
@@ -345,17 +345,17 @@ INNERMOST = ["/t/train.py", f"{SITE}/torch/distributed/distributed_c10d.py", "<s
 def test_what_only_collectives_say_may_be_secondary_wherever_it_is_raised(said, file):
     exception, _, message = said.partition(": ")
     frames = f'  File "{file}", line 7, in f\n    work.wait()'
-    assert raised.is_secondary(raised.Link(exception, message, frames))
+    assert causes.is_secondary(causes.Link(exception, message, frames))
     # As a message of one's own, or told by another process.
-    assert raised.is_secondary(raised.Link("TrainingError", said, frames))
+    assert causes.is_secondary(causes.Link("TrainingError", said, frames))
     told = WORKER.replace("ValueError: bad sample 7", said)
-    assert any(map(raised.is_secondary, raised.read([raised.Link("RuntimeError", told)])))
+    assert any(map(causes.is_secondary, causes.expanded([causes.Link("RuntimeError", told)])))
 
 
 def test_another_connection_s_error_is_the_rank_s_own():
     frames = f'  File "{SITE}/torch/distributed/distributed_c10d.py", line 7, in f\n    work.wait()'
-    link = raised.Link("aiohttp.ClientConnectionResetError", "cannot write to a closing transport")
-    assert not raised.is_secondary(link._replace(frames=frames))
+    link = causes.Link("aiohttp.ClientConnectionResetError", "cannot write to a closing transport")
+    assert not causes.is_secondary(link._replace(frames=frames))
 
 
 SAID = [("ConnectionResetError", "[Errno 104] Connection reset by peer"), ("EOFError", "")]
@@ -382,9 +382,9 @@ PLACES = [
 @pytest.mark.parametrize(("exception", "message"), SAID, ids=[name for name, _ in SAID])
 def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, exception, message):
     frames = "\n".join(f'  File "{file}", line 7, in f\n    recv()\n    ^^^^^^' for file in files)
-    assert raised.is_secondary(raised.Link(exception, message, frames)) is secondary
+    assert causes.is_secondary(causes.Link(exception, message, frames)) is secondary
     # The same from another process, whose traceback is printed.
     head = "Caught E in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
-    told = f"{head}{frames}\n{raised.Link(exception, message).title()}\n"
-    links = raised.read([raised.Link("RuntimeError", told)])
-    assert any(map(raised.is_secondary, links)) is secondary
+    told = f"{head}{frames}\n{causes.Link(exception, message).title()}\n"
+    links = causes.expanded([causes.Link("RuntimeError", told)])
+    assert any(map(causes.is_secondary, links)) is secondary

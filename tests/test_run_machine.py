@@ -13,8 +13,16 @@ from jobs import job_of
 from launcher.errors import Disposition
 from launcher.peers.events import Alone, Time
 from launcher.peers.messages import Cleared, End, FromMember, Leave, Start, Stop, Succeeded
-from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_lost_host, stopped
-from launcher.result.raised import Exit, Link
+from launcher.result.causes import (
+    SUCCESS,
+    Cause,
+    Exit,
+    Failure,
+    Link,
+    Result,
+    of_lost_host,
+    stopped,
+)
 from launcher.run import machine
 from launcher.run.events import (
     KeeperCleared,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import RANK, run_as_rank
 
-from launcher.result import raised
+from launcher.result import causes
 from launcher.watch.stacks import crash_in, frames_of, place
 
 
@@ -192,8 +192,8 @@ def test_what_a_thread_raises_is_told_and_shown_as_without_us(rank, text):
     assert ran.end == ran.plain
     told = [message["thread"] for message in ran.told if "thread" in message]
     assert [thread["name"] for thread in told] == (["pin", "it"] if "hook" in text else ["pin"])
-    chain = raised.read([raised.Link(**link) for link in told[0]["end"]["chain"]])
-    assert raised.aside(chain) == "raised ValueError: bad file (from KeyError: 'page')"
+    chain = causes.expanded([causes.Link(**link) for link in told[0]["end"]["chain"]])
+    assert causes.aside_of(chain) == "raised ValueError: bad file (from KeyError: 'page')"
     assert "rank.py" not in chain[0].frames
 
 

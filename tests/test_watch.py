@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from launcher.job.options import Options
 from launcher.peers.channel import Connection
 from launcher.text.words import Log, Note
-from launcher.watch import in_rank, judge, sentences, stacks, waits
+from launcher.watch import in_rank, judge, stacks, waits
 from launcher.watch.host import Watch
-from launcher.watch.progress import (
+from launcher.watch.waits import (
     ENDED,
     AllStacks,
     CollectStacks,
@@ -199,7 +199,7 @@ def test_who_is_absent(ranks, root, number, waiting):
 @pytest.mark.parametrize(("ranks", "words"), [*SENTENCES, *OTHER_SENTENCES])
 def test_what_is_said(ranks, words):
     (one,) = found(ranks_of(ranks) if isinstance(ranks, str) else ranks)
-    assert words in sentences.reason(one, 0)
+    assert words in judge.reason_of(one, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from launcher import errors
+from launcher.errors import EXIT_CODES
 from launcher.job.options import OPTIONS, Options
 from launcher.text.words import flag
 
@@ -20,20 +20,6 @@ GROUPS = {
     "start": "Starting ranks",
     "log_dir": "Launcher output",
 }
-# docs/options.md shows this table, too.
-EXIT_CODES = {
-    "0": "every rank succeeded",
-    "the script's own": "the exit code of the rank that caused the failure; 1 for an exception",
-    "128 + n": "the rank that caused the failure was killed by signal n",
-    "143, 130": "the job was stopped by SIGTERM or SIGINT (129, 131: SIGHUP, SIGQUIT)",
-    f"{errors.EXIT_USAGE}": "the configuration is wrong; no rank was started",
-    f"{errors.EXIT_HOST_LOST}": "a host never joined or was lost, or torchrun failed or was killed",
-    f"{errors.EXIT_SOFTWARE}": "the launcher itself failed; see its log",
-    f"{errors.EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
-    f"{errors.EXIT_CANNOT_EXECUTE}, {errors.EXIT_NOT_FOUND}": "a program, such as torchrun, "
-    "cannot be executed, or is missing",
-}
-
 _TEXT = """\
 usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]
                  [SCRIPT ARGUMENT ...]

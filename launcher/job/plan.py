@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError, NotFoundError, UnexpectedError
@@ -23,6 +24,18 @@ from launcher.text.words import flag, plural, short
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 COMPILE = "neuron_parallel_compile"  # in front of torchrun, on a host with Neuron cores
 _COMPILES = "RUN_NEURON_PARALLEL_COMPILE"
+_TARGET = "--train-module NAME or --train-script PATH"
+# torchrun's options that the launcher sets, and what to use in their place.
+_SET_BY_LAUNCHER = {
+    "module": _TARGET,
+    "no_python": _TARGET,
+    "run_path": _TARGET,
+    "nproc_per_node": flag("nproc_per_node"),
+    "max_restarts": flag("max_restarts"),
+    "log_dir": flag("log_dir"),
+    "shutdown_timeout": flag("grace"),
+    "nnodes": f"{flag('instance_groups')} for fewer hosts than all",
+}
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
@@ -113,9 +126,7 @@ class _Planning:
         self.where = {name.removeprefix("PET_").lower(): name for name in variables}
         self.users = {field: environ[name] for field, name in self.where.items()}
         if options.torchrun_args:
-            from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
-
-            typed = torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
+            typed = settings_of(options.torchrun_args, resources.torchrun)
             self.users |= typed
             self.where |= {name: f"{flag('torchrun_args')} ({name})" for name in typed}
         # torchrun itself writes the ranks' output.
@@ -339,3 +350,53 @@ def _check_text(plan: LaunchPlan) -> None:
                 f"KiB that {sys.getfilesystemencoding()} can encode, without NUL characters, or = "
                 "in a hyperparameter's name."
             )
+
+
+# --launcher-torchrun-args, read as torchrun itself does. torchrun runs the first word that is
+# neither one of its options nor the value of one. Its options depend on its version, and importing
+# it takes a second: so its parser is rebuilt from its source's text, with argparse, which knows the
+# rest.
+
+
+def settings_of(words: Sequence[str], source: str) -> Mapping[str, str]:
+    """Return the values of torchrun's options in some words, by the options' fields.
+
+    A switch has the value 1. `source` is that of torch/distributed/run.py. Raises LaunchError for
+    words that torchrun would refuse, or would run, and for options that the launcher sets.
+    """
+    try:
+        given, others = parser_of(source).parse_known_args(words)
+        if others or "--" in words:
+            word = next((word for word in words if word in others), "--")
+            raise ValueError(f"{short(word)} is neither an option of this torchrun nor a value")
+        for name in vars(given):
+            if name in _SET_BY_LAUNCHER:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} is the launcher's to set: use {_SET_BY_LAUNCHER[name]}")
+    except ValueError as error:
+        import shlex  # as in `command`
+
+        expected = f"options of torchrun and their values ({error})"
+        raise UnexpectedError(flag("torchrun_args"), shlex.join(words), expected) from None
+    return {name: str(value) for name, value in vars(given).items()}
+
+
+def parser_of(source: str) -> Any:
+    """Return a parser with torchrun's options, without argparse's own; it raises ValueError."""
+    import argparse  # 5 ms of CPU, with ast, that most jobs need not spend
+    import ast
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    parser: Any = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.error = refuse
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            names = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
+            if names and names[0].startswith("-"):
+                # torchrun's own action for switches; it checks values itself.
+                is_switch = any(getattr(k.value, "id", "") == "check_env" for k in node.keywords)
+                switch = {"action": "store_const", "const": "1"} if is_switch else {}
+                parser.add_argument(*names, **switch)
+    return parser

@@ -2,5 +2,5 @@
 
 coordinator.py decides, on the first host, with sentences.py; link.py is any other host. messages.py
 is what they exchange, with Failure (result/causes.py), and the reports and commands of
-watch/progress.py; events.py is what else they learn and command. channel.py carries it.
+watch/waits.py; events.py is what else they learn and command. channel.py carries it.
 """

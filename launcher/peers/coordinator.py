@@ -50,8 +50,7 @@ from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.words import Log, Note, lasted, listed, short
 from launcher.watch import judge
-from launcher.watch.progress import NoProgressReport, StacksRequest
-from launcher.watch.sentences import nothing_exchanged
+from launcher.watch.waits import NoProgressReport, StacksRequest
 
 # For late hosts to join, and to learn why the job ends before it starts.
 _LATE_HOSTS_SECONDS = 3.0
@@ -406,7 +405,7 @@ def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -
         return state, ()
     alone = [report.alone for report in reports]
     is_said = state.job.options.notes and all(alone) and sum(alone) > 1
-    notes = [Log(nothing_exchanged(sum(alone)))] if is_said else []
+    notes = [Log(sentences.nothing_exchanged(sum(alone)))] if is_said else []
     state, actions = _end(state, SUCCESS, now)
     return state, (*notes, *actions)
 

@@ -34,7 +34,7 @@ from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received
 from launcher.text import wire
 from launcher.text.words import printable
-from launcher.watch.progress import AllStacks, CollectStacks, NoProgressReport, StacksRequest
+from launcher.watch.waits import AllStacks, CollectStacks, NoProgressReport, StacksRequest
 
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello fits in its line
 _LONGEST_LINE = 700  # characters of a line for the log

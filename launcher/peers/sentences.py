@@ -35,6 +35,18 @@ def first_to_end(ended: Collection[tuple[float, str, Succeeded]], at: float, ran
     return f"{who} {'were' if count > 1 else 'was'} ending with exit code 0 when rank {rank} failed"
 
 
+def nothing_exchanged(count: int) -> str:
+    """Return the line about ranks that did not work together, as far as torch knows.
+
+    They may have by other ways: a store of the script's, files, sockets.
+    """
+    return (
+        f"{count} ranks ran, and none exchanged anything with another in a process group. If they "
+        "were to work together: torchrun passes no --local_rank; RANK, WORLD_SIZE and LOCAL_RANK "
+        "are in the environment (--launcher-notes false turns this line off)."
+    )
+
+
 def last_lines(result: Result, hosts: Collection[Cleared]) -> list[str]:
     """Return how ranks ended at a stop, and what was saved: only what all hosts know."""
     files = -1 if any(host.files < 0 for host in hosts) else sum(host.files for host in hosts)

@@ -94,7 +94,7 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     """Return what may have caused an error with this text.
 
     `notes` (in words) and `broken` (the hardware that the text reports as broken) are fields of
-    raised.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
+    causes.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
     `recorded` of them. The text is that of the exceptions `errors`, or the last words of a process.
     """
     said = [*filter(None, map(_of_command, errors))]

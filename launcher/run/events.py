@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
-from launcher.result.raised import Exit
+from launcher.result.causes import Exit
 
 # Events.
 

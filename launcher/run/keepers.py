@@ -16,14 +16,14 @@ from typing import Any
 from launcher.errors import Disposition
 from launcher.host.cgroups import risen
 from launcher.host.system import System
-from launcher.result.raised import Exit, read
+from launcher.result.causes import Exit, expanded
 from launcher.run import events
 from launcher.text import wire
 from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
 from launcher.text.words import printable
 from launcher.watch.host import Watch
-from launcher.watch.progress import StacksRequest
 from launcher.watch.stacks import CRASHES, crash_in, frames_of, place
+from launcher.watch.waits import StacksRequest
 
 _STDERR = struct.pack("i", 2)
 _MOST_IGNORED = 20  # invalid messages that the log shows
@@ -207,7 +207,7 @@ class Keepers(Lobby[_Connection]):
         recorded = self.oom() if end.exit_code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return Exit(end.exit_code, read(end.chain), end.notes, recorded, end.broken)
+        return Exit(end.exit_code, expanded(end.chain), end.notes, recorded, end.broken)
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""

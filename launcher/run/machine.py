@@ -46,7 +46,7 @@ from launcher.run.events import Actions
 from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Joining, Leaving, Running, State, Step, Times, Why
 from launcher.text.words import Log, Note, named_rank, plural, signal_name
-from launcher.watch.progress import CollectStacks
+from launcher.watch.waits import CollectStacks
 
 # All in seconds.
 WARN_SECONDS = 2.0  # from the log line about ranks that still run, and where, to their kill

@@ -50,7 +50,7 @@ _HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays w
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 # Limits of an end's texts, in characters. People see 1,024, but an exception may hold the text of
-# another process's whole traceback, whose end matters most (raised.py reads it). The total stays
+# another process's whole traceback, whose end matters most (causes.py reads it). The total stays
 # below the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
 _FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
@@ -204,28 +204,25 @@ def connect() -> Callable[[BaseException | None], None]:
     report_threads(keeper)
     replier, pid = load(watcher).begin(keeper) if watcher else None, os.getpid()
 
-    def report(error: BaseException | None) -> None:
-        if os.getpid() != pid:
-            return  # a fork of the script returned here
-        end: dict[str, Any] = {"exit_code": 0} if error is None else exit_of(error)
-        if end["exit_code"]:
-            more = replier.failed(error) if replier else {}
-            end["notes"] = [*end["notes"], *more.pop("notes", ())]
-            keeper.send({"end": end, **more})  # `end` first: keeper.py looks for it there
-            return
-        keeper.send({"script_ended": {"alone": bool(replier and replier.is_alone())}})
-        if replier:
-            replier.script_ended()
-
     def ended(error: BaseException | None) -> None:
         # The script's signal handlers, or functions that it has replaced, may raise SystemExit.
         with contextlib.suppress(BaseException):
-            report(error)
+            if os.getpid() != pid:
+                return  # a fork of the script returned here
+            end: dict[str, Any] = {"exit_code": 0} if error is None else exit_of(error)
+            if end["exit_code"]:
+                more = replier.failed(error) if replier else {}
+                end["notes"] = [*end["notes"], *more.pop("notes", ())]
+                keeper.send({"end": end, **more})  # `end` first: keeper.py looks for it there
+                return
+            keeper.send({"script_ended": {"alone": bool(replier and replier.is_alone())}})
+            if replier:
+                replier.script_ended()
 
     return ended
 
 
-# What ended the script, in the form that result/raised.py reads. Reading an exception's attributes
+# What ended the script, in the form that result/causes.py reads. Reading an exception's attributes
 # may run the script's code: whatever that raises must not change how the script ends.
 
 
@@ -239,7 +236,7 @@ def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
 def exit_of(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    The result has fields of raised.Exit, and `counted` (clues.behind), if the exit code is not 0.
+    The result has fields of causes.Exit, and `counted` (clues.behind), if the exit code is not 0.
     """
     found: dict[str, Any] = {"exit_code": 1, "chain": [], "notes": []}
     try:
@@ -304,7 +301,7 @@ def _is_broken_connection(error: BaseException) -> bool:
 
 
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return an exception and those that it came from, each with how (see raised.Link).
+    """Return an exception and those that it came from, each with how (see causes.Link).
 
     First those that Python would print, outermost first; then those that it hides. A group's first
     member stands for the group: its origins are listed, and the group's own are hidden.
@@ -338,7 +335,7 @@ def _origins(error: BaseException) -> list[tuple[BaseException, str]]:
 
 
 def described(error: BaseException, how: str) -> dict[str, str]:
-    """Return one exception of a chain, as the fields of raised.Link."""
+    """Return one exception of a chain, as the fields of causes.Link."""
     inner = members(error)
     message = text_of(error)
     if inner[0] is not error:

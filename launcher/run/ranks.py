@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS, Disposition
 from launcher.peers.messages import Succeeded
-from launcher.result.causes import Aside, Cause, Failure, cause_of, of_rank
-from launcher.result.raised import Exit
+from launcher.result.causes import Aside, Cause, Exit, Failure, cause_of, of_rank
 from launcher.run import events
 from launcher.text.words import named_rank, plural
 

@@ -44,7 +44,7 @@ from launcher.text.log import traceback_of
 from launcher.text.words import NAMED, Note, printable
 from launcher.warm import start as warm
 from launcher.watch.host import Watch
-from launcher.watch.progress import AllStacks, CollectStacks, StacksRequest
+from launcher.watch.waits import AllStacks, CollectStacks, StacksRequest
 
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.host.processes import adopt_orphans, start_tied
 from launcher.host.system import System
-from launcher.result import raised
+from launcher.result import causes
 from launcher.text import log
 
 ERROR_FILE = "torchrun.json"
@@ -98,7 +98,7 @@ def _words_of(message: Any) -> str:
     if title.startswith(_OF_CHILDREN):
         killed = _KILLED.search(title)
         return f"{killed[1]}, which it had started" if killed else ""
-    links = raised.read([raised.Link("", str(message["extraInfo"]["py_callstack"]))])
+    links = causes.expanded([causes.Link("", str(message["extraInfo"]["py_callstack"]))])
     titles = [link.title() for link in links if link.exception]
     origins = [each for each in titles if not each.endswith(title)]  # some have the module's name
     return f"{title} ({origins[0]})" if origins else title

@@ -6,10 +6,10 @@ How a hang is found, and who may end the job
     in_rank.py      in each rank, a thread: replies how far its collectives are, and where it is
     host.py         on each host: polls its ranks every --launcher-watch seconds, and reports to
                     the coordinator those without progress for half of --launcher-hang-notify
-    judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure
-    waits.py        for judge.py: who waits for whom, and who is at the root; as plain values
-    sentences.py    those values in words
-    progress.py     what hosts report of ranks; stacks.py, the stacks of all ranks
+    judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure; in
+                    which words
+    waits.py        what hosts report; for judge.py: who waits for whom, and who is at the root
+    stacks.py       the stacks of all ranks
 
 run/supervisor.py carries requests to the ranks and reports to the coordinator. To it `Stalls.hang`
 is a failure like any other, with exit code 75; a restart may follow. The watch ends ranks in no

@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 from launcher.text import wire
 from launcher.watch import stacks
-from launcher.watch.progress import ENDED, ENDS, CollectStacks, Group, NoProgressReport, StalledRank
+from launcher.watch.waits import ENDED, ENDS, CollectStacks, Group, NoProgressReport, StalledRank
 
 _REPLY_SECONDS = 1.0  # for a rank to reply how far it is
 _MOST_WRITTEN = 200  # lines of a crash and a stack

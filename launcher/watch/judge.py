@@ -1,4 +1,4 @@
-"""The coordinator's part of the watch: when a stall is logged, and when it is a failure. Pure.
+"""When a stall is logged, in which words, and when it is a failure: in the coordinator. Pure.
 
 It receives the hosts' reports and requests for stacks. Each function returns the new state, and
 lines for the log or commands to all hosts; `hang` is set if the coordinator must fail the attempt.
@@ -15,16 +15,36 @@ from typing import Any, NamedTuple, Union
 
 from launcher.job.options import Options
 from launcher.result.causes import Failure, of_hang
-from launcher.text.words import Log, Note
-from launcher.watch import sentences, stacks, waits
-from launcher.watch.progress import AllStacks, CollectStacks, NoProgressReport, StalledRank
-from launcher.watch.waits import Stall
+from launcher.text.words import (
+    Log,
+    Note,
+    all_ranks,
+    join_and_count,
+    lasted,
+    named_rank,
+    plural,
+    printable,
+)
+from launcher.watch import stacks, waits
+from launcher.watch.waits import (
+    AllStacks,
+    CollectStacks,
+    Group,
+    NoProgressReport,
+    Stall,
+    StalledRank,
+)
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
 _PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
 _REPORT_SECONDS = 3.0  # after a poll, until its replies are known here
 # torch's words for a collective that did not complete within the group's own timeout.
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
+_MOST_NAMED = 4  # ranks
+_LONGEST_RANKS = 40  # characters
+_LOCK_FILE = re.compile(r"(?i)baton|file_?lock|lock_?file|\bflock")
+# In these each rank's input has the same size; a root's, or a share's, may have another.
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 
 class Gathering(NamedTuple):
@@ -143,10 +163,10 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
     for stall in state.stalls:
         if stall.progress_at + _PROGRESS_SECONDS <= now:
             moving = Note("continued", ranks=stall.waiting, since=stall.progress_at)
-            actions += [Log(sentences.progress(stall)), moving]
+            actions += [Log(end_of(stall)), moving]
             continue
         if stall.lasts and stall.notice_at <= now:
-            reason, line = sentences.reason(stall, now), sentences.line(stall, now, stall.logged)
+            reason, line = reason_of(stall, now), line_of(stall, now, stall.logged)
             actions.append(Log(line))
             if stall.waits and reason != stall.logged:
                 note = Note("stalled", cause=line, ranks=stall.waiting, since=stall.since)
@@ -163,8 +183,8 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
         if now >= _fails_at(stall, state) and not state.hang:
             # A rank whose script has ended may be making its last save.
             may_restart = not any(stall.ranks[rank].runs_on for rank in stall.root)
-            hang = of_hang(sentences.line(stall, now), may_restart=may_restart)
-            lines = [Log(hang.what)] if sentences.reason(stall, now) != stall.logged else []
+            hang = of_hang(line_of(stall, now), may_restart=may_restart)
+            lines = [Log(hang.what)] if reason_of(stall, now) != stall.logged else []
             actions += [*lines, _at_root(hang.note, stall)]
             state = state._replace(hang=hang)
     return state._replace(stalls=tuple(stalls)), tuple(actions)
@@ -188,9 +208,9 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
         if not stall.is_sure or rank not in stall.waiting:
             continue
         if stall.root and now >= stall.since + state.options.hang_notify:
-            return sentences.line(stall, min(now, stall.progress_at))
-        if is_timeout and (stall.root or sentences.different_calls(stall)):
-            return f"{sentences.reason(stall, now)}."
+            return line_of(stall, min(now, stall.progress_at))
+        if is_timeout and (stall.root or different_calls(stall)):
+            return f"{reason_of(stall, now)}."
     return ""
 
 
@@ -224,3 +244,124 @@ def _analysed(state: Stalls, now: float) -> Stalls:
 def _ranks(state: Stalls) -> Mapping[int, StalledRank]:
     """Return all ranks without progress, by number."""
     return {rank.rank: rank for report in state.reports.values() for rank in report.ranks}
+
+
+# Stalls in words.
+
+
+def line_of(stall: Stall, now: float, logged: str = "") -> str:
+    """Return the line of a stall: how long it has lasted, and why, unless that is `logged`."""
+    why = reason_of(stall, now)
+    if not stall.waits:
+        return f"{why}."
+    lasting = f"ranks have made no progress for {lasted(now - stall.since)}"
+    return f"{lasting}, for the same reason." if why == logged else f"{lasting}: {why}."
+
+
+def end_of(stall: Stall) -> str:
+    """Return that a stall has ended."""
+    return f"ranks are making progress again after {lasted(stall.progress_at - stall.since)}."
+
+
+def reason_of(stall: Stall, now: float) -> str:
+    """Return why ranks wait, or where idle ranks are."""
+    if not stall.waits:
+        why = _idle(stall, now)
+    elif stall.is_circle:
+        why = _circle(stall)
+    else:
+        why = (_absent if stall.root else _incomplete)(stall)
+    notes = [rank.note for _, rank in sorted(stall.ranks.items()) if rank.note]
+    return printable("; ".join([why, *notes[:1]]))
+
+
+def _idle(stall: Stall, now: float) -> str:
+    """Return where ranks are that run on after their scripts, or stand still."""
+    first = stall.ranks[stall.root[0]]
+    number, place, more = first.rank, first.place, len(stall.root) - 1
+    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
+    if stall.runs_on:
+        who = f"rank {number}'s script has ended, but its process is still running"
+        return f"{who}: {place}{others}"
+    hint = " (a lock file of a run that was killed?)" if _LOCK_FILE.search(place) else ""
+    lasting = f"for {lasted(now - first.since)}{hint}"
+    return f"rank {number} has begun no collective: it is in {place}, {lasting}{others}"
+
+
+def _absent(stall: Stall) -> str:
+    wait, root = stall.waits[0], [stall.ranks[rank] for rank in stall.root]
+    first, is_alone = root[0], len(root) == 1
+    some = [named_rank(one.host, one.rank, one.local_rank) for one in root[:_MOST_NAMED]]
+    count, have = len(wait.waiting), "has" if is_alone else "have"
+    others = f"where {plural(count, 'other')} {'is' if count == 1 else 'are'} waiting"
+    if wait.group.is_making:
+        how = f"{have} not joined {_collective(wait.group)}"
+    elif not wait.group.is_counted:
+        how = f"{'is' if is_alone else 'are'} absent from {_collective(wait.group)}"
+    elif first.trouble:  # it may have begun as much as the others
+        how = "no longer takes part" if is_alone else "no longer take part"
+        last = f"#{wait.group.last} of {_name(wait.group)}"
+        others = f"and no rank has begun a collective after {last}"
+    else:
+        how = f"{have} not begun {_collective(wait.group)}"
+        others = f"which {plural(count, 'rank')} {'has' if count == 1 else 'have'}"
+    state = first.trouble or (first.place and not first.runs_on and f"is in {first.place}")
+    at = f"; rank {first.rank} {state}" if state else ""
+    return f"{join_and_count(some, len(root) - len(some))} {how}, {others}{at}"
+
+
+def _incomplete(stall: Stall) -> str:
+    wait = stall.waits[0]
+    count, size = len(wait.waiting), len(wait.group.members)
+    some = f"{plural(count, 'rank')} {'is' if count == 1 else 'are'}"
+    who = f"{all_ranks(size)} are" if count == size else some
+    incomplete = f"{who} in {_collective(wait.group)}, which has not completed"
+    members = [stall.ranks[rank] for rank in sorted(wait.members)]
+    states = [f"; rank {one.rank} {one.trouble}" for one in members if one.trouble]
+    return "".join([different_calls(stall) or incomplete, *states[:1]])
+
+
+def different_calls(stall: Stall) -> str:
+    """Return who is in which operation, with its size if sizes must agree; "" if all are in one.
+
+    If one that waits for a collective is already in the next, the first may differ in its size.
+    """
+    wait, calls, numbers = stall.waits[0], dict[str, list[int]](), set[int]()
+    for rank in wait.waiting:
+        for view in stall.ranks[rank].groups:
+            if view.key == wait.group.key and view.waits and not view.is_counted:
+                size = f" ({view.size})" if view.size and view.op in _SAME_SIZE else ""
+                calls.setdefault(f"{view.op} #{view.waits}{size}", []).append(rank)
+                numbers.add(view.waits)
+    parts = []
+    for call, those in sorted(calls.items(), key=lambda one: (len(one[1]), one[1])):
+        who = f"rank {those[0]} is" if len(those) == 1 else f"{len(those)} ranks are"
+        parts.append(f"{who} in {call}")
+    why = ": all ranks must make the same call"
+    if len(numbers) > 1:
+        why = ", which have not completed"
+    some = ", ".join(parts[:_MOST_NAMED])
+    return f"{some} of {_name(wait.group)}{why}" if len(parts) > 1 else ""
+
+
+def _circle(stall: Stall) -> str:
+    pairs = list(zip(stall.root, stall.waits))[:_MOST_NAMED]
+    where = [f"rank {rank} in {_collective(wait.group)}" for rank, wait in pairs]
+    more = len(stall.root) - len(where)
+    return f"ranks are waiting for each other: {join_and_count(where, more)}"
+
+
+def _collective(group: Group) -> str:
+    if group.is_making:
+        return f"{group.op} of ranks {_short(group.ranks)}"
+    return f"{group.op or 'collective'} #{group.waits} of {_name(group)}"
+
+
+def _name(group: Group) -> str:
+    if group.name == "default_pg":
+        return "the default group"
+    return f"group {group.name or group.order + 1} of ranks {_short(group.ranks)}"
+
+
+def _short(ranks: str) -> str:
+    return f"{ranks[: _LONGEST_RANKS - 3]}..." if len(ranks) > _LONGEST_RANKS else ranks

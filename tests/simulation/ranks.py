@@ -10,7 +10,7 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
-from launcher.result.raised import Link
+from launcher.result.causes import Link
 from simulation.faults import Fault, What
 from simulation.machine import Process
 from simulation.plan import AtBreak, AtStop
