@@ -40,10 +40,11 @@ How the words of a failure come about:
 How a message of a rank gets to the log:
 
     run/rank.py           sends it; watch/in_rank.py sends replies to polls
-    run/keepers.py        `_said` reads it, by the fields of result/causes.py, `Exit` (an end),
-                          watch/waits.py, `StalledRank` (a reply), and run/events.py (others)
+    run/keepers.py        `_said` reads it
     run/ranks.py          `updated` keeps it
-    result/causes.py      `of_rank`: the words of an end; watch/judge.py has those of replies
+    result/causes.py      `Exit`: the fields of an end; `of_rank`: its words
+    watch/waits.py        `StalledRank`: the fields of a reply; watch/judge.py has the words
+    run/events.py         the fields of other messages
 
 How a hang is found and ends the job:
 

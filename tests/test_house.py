@@ -251,7 +251,7 @@ CODES = re.compile(r"\bEXIT_(USAGE|HOST_LOST|SOFTWARE|HUNG|CANNOT_EXECUTE|NOT_FO
 def test_causes_alone_chooses_exit_codes():
     """The numbers stand in launcher/errors.py, and the table of --launcher-help names them."""
     use_them = {module for module, path in MODULES.items() if CODES.search(path.read_text())}
-    assert use_them == {"launcher.errors", "launcher.result.causes", "launcher.job.help"}
+    assert use_them == {"launcher.errors", "launcher.result.causes"}
 
 
 def test_the_tests_of_frameworks_are_found():

@@ -26,14 +26,7 @@ from launcher.text.words import (
     printable,
 )
 from launcher.watch import stacks, waits
-from launcher.watch.waits import (
-    AllStacks,
-    CollectStacks,
-    Group,
-    NoProgressReport,
-    Stall,
-    StalledRank,
-)
+from launcher.watch.waits import Group, Stall, StalledRank
 
 _SETTLE_SECONDS = 1.0  # for all hosts to report
 _PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
@@ -64,7 +57,7 @@ class Stalls(NamedTuple):
     """
 
     options: Options = Options()
-    reports: Mapping[str, NoProgressReport] = {}  # by host, the last ones, without stacks
+    reports: Mapping[str, waits.NoProgressReport] = {}  # by host, the last ones, without stacks
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
     hang: Failure | None = None
@@ -72,14 +65,14 @@ class Stalls(NamedTuple):
 
 
 # Lines and notes are this host's, commands for all hosts.
-Step = tuple[Stalls, tuple[Union[Log, Note, CollectStacks, AllStacks], ...]]
+Step = tuple[Stalls, tuple[Union[Log, Note, waits.CollectStacks, waits.AllStacks], ...]]
 
 
 # Reports of hosts, and requests.
 
 
 def reported(
-    state: Stalls, host: str, report: NoProgressReport, hosts: Collection[str], now: float
+    state: Stalls, host: str, report: waits.NoProgressReport, hosts: Collection[str], now: float
 ) -> Step:
     """Receive a host's report; show the stacks when those of all hosts have arrived."""
     gathering = state.gathering
@@ -113,13 +106,13 @@ def collect(state: Stalls, now: float, *, may_signal: bool, is_for_log: bool = F
     gathering = gathering._replace(
         number=number, deadline=deadline, may_signal=may_signal, received={}
     )
-    return state._replace(gathering=gathering), (CollectStacks(number, may_signal),)
+    return state._replace(gathering=gathering), (waits.CollectStacks(number, may_signal),)
 
 
 def _shown(state: Stalls, hosts: Collection[str]) -> Step:
     """Show the stacks: in the log, if it is for that, and to users who wait for them."""
     lines = tuple(stacks.shown(state.gathering.received, hosts))
-    shown: tuple[Any, ...] = (AllStacks(lines),)
+    shown: tuple[Any, ...] = (waits.AllStacks(lines),)
     if state.gathering.is_for_log:
         shown = (*map(Log, lines), Note("stacks", text="\n".join(lines)), *shown)
     return state._replace(gathering=Gathering(state.gathering.number)), shown
