@@ -25,8 +25,8 @@ How the words of a failure come about:
 
     run/rank.py           `ended`, in the script's process, sends how it ended through the keeper:
                           `exit_of`, its exceptions, and what may have caused them (run/clues.py)
-    run/keepers.py        `_end`, in the launcher: adds what the kernel has counted; `_ended`: a
-                          process that has said nothing
+    run/keepers.py        `_exit_of`, in the launcher: adds what the kernel has counted;
+                          `_rank_ended`: of a process that has said nothing
     run/ranks.py          `to_count`: when a failure counts (machine.py asks); `failure`
     result/causes.py      `of_rank`: the Failure; `headline`: its exceptions in one line;
                           `Failure.text`
@@ -60,8 +60,8 @@ How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers
     run/supervisor.py     `_on_signals` makes an event of it
-    run/machine.py        `signalled`, `_end`: Stop to the coordinator, and at once EndRanks to
-                          keepers; `ended`: the coordinator's End, at which other hosts begin
+    run/machine.py        `signalled`, `_end_ranks`: Stop to the coordinator, and at once EndRanks
+                          to keepers; `ended`: the coordinator's End, at which other hosts begin
     run/keeper.py         `_ending`: the rank's end, until all has cleared
     peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
     run/machine.py        `cleared`, `left`, `nothing_left` (supervisor.py finds that)

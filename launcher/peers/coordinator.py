@@ -198,7 +198,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     elif not other.fingerprint:
         state, more = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
-        state, more = _end(state, of_host(difference).result, now)
+        state, more = _end_all(state, of_host(difference).result, now)
     elif isinstance(phase, Joining) and not state.absent:
         state, more = _start_attempt(state, 1, 0, now)
     return state, welcome + more
@@ -259,7 +259,7 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     missing = listed([host for host in job.members if host not in state.joined])
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
-        return _end(state, of_lost_host(missing, how).result, now)
+        return _end_all(state, of_lost_host(missing, how).result, now)
     state = state._replace(phase=phase._replace(log_missing_at=now + events.LOG_MISSING_SECONDS))
     return state, (
         Log(f"waiting for {missing}."),
@@ -316,7 +316,7 @@ def _fail(state: JobState, failure: Failure, now: float) -> JobStep:
 
 def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
     """End the job during a restart; its text names the reason for the restart, too."""
-    return _end(state, failure._replace(restart=state.failed[-1]).result, now)
+    return _end_all(state, failure._replace(restart=state.failed[-1]).result, now)
 
 
 def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
@@ -331,7 +331,7 @@ def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
         failures = ((failure, failed_at), *failures)
     result = _verdict(state, failures)
     if result:
-        return _end(state, result, now, failures)
+        return _end_all(state, result, now, failures)
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
@@ -339,7 +339,7 @@ def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
     if before:
         why += f" ({before + 1} times so far)"
     state = state._replace(failed=(*state.failed, failure.what))
-    return _end(state, SUCCESS, now, failures, f"{why}; restarting all ranks.")
+    return _end_all(state, SUCCESS, now, failures, f"{why}; restarting all ranks.")
 
 
 def _cause(failures: Failures) -> tuple[Failure, float]:
@@ -384,7 +384,7 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
         if isinstance(phase, Deciding):
             state = state._replace(phase=phase._replace(failures=failures, is_stopped=True))
         return state, ()
-    return _end(state, causes.stopped(message.number), now)
+    return _end_all(state, causes.stopped(message.number), now)
 
 
 def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -> JobStep:
@@ -406,7 +406,7 @@ def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -
     alone = [report.alone for report in reports]
     is_said = state.job.options.notes and all(alone) and sum(alone) > 1
     notes = [Log(sentences.nothing_exchanged(sum(alone)))] if is_said else []
-    state, actions = _end(state, SUCCESS, now)
+    state, actions = _end_all(state, SUCCESS, now)
     return state, (*notes, *actions)
 
 
@@ -444,7 +444,7 @@ def _watched(state: JobState, seen: judge.Step, now: float) -> JobStep:
 # The end of an attempt, and of the job.
 
 
-def _end(
+def _end_all(
     state: JobState, result: Result, now: float, failures: Failures = (), restart: str = ""
 ) -> JobStep:
     """Command all hosts to end their ranks, for a result or a restart; `restart` says why."""

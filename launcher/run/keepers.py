@@ -149,7 +149,7 @@ class Keepers(Lobby[_Connection]):
             self.watch.started(connection.pid, rank, connection.local_rank, now)
             return runs
         elif "ended" in message:
-            return self._ended(connection, message["ended"])
+            return self._rank_ended(connection, message["ended"])
         elif "cleared" in message:
             return _event(events.KeeperCleared, rank, message["cleared"])
         elif "stub" in message:
@@ -177,16 +177,17 @@ class Keepers(Lobby[_Connection]):
             self.watch.script_ended(pid, now)
         elif "thread" in message:
             thread = wire.read(dict, message["thread"])
-            end = self._end(thread.get("end"))
+            end = self._exit_of(thread.get("end"))
             return events.ThreadRaised(rank, str(thread.get("name")), end) if end.chain else None
         elif "end" in message:
-            event = events.RankExits(rank, self._end(message["end"]))
+            event = events.RankExits(rank, self._exit_of(message["end"]))
             self.watch.failed(pid, message.get("groups"))
         return event
 
-    def _ended(self, connection: _Connection, message: Mapping[str, Any]) -> events.RankEnded:
+    def _rank_ended(self, connection: _Connection, message: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
-        end, pid = self._end(message)._replace(words=str(message.get("words", ""))), connection.pid
+        pid, end = connection.pid, self._exit_of(message)
+        end = end._replace(words=str(message.get("words", "")))
         response = Disposition(message["response"]) if message.get("response") else None
         if end.exit_code == -signal.SIGKILL:
             end = end._replace(recorded=end.recorded or "no out-of-memory kill was recorded")
@@ -197,7 +198,7 @@ class Keepers(Lobby[_Connection]):
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(connection.rank, end, response)
 
-    def _end(self, message: Any) -> Exit:
+    def _exit_of(self, message: Any) -> Exit:
         """Return an end with the kernel's counts of what may explain it.
 
         Of its other fields a rank reports only these; the launcher itself finds out the rest.

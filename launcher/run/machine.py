@@ -125,7 +125,7 @@ def ended(state: State, event: End, now: float) -> Step:
         is_logged = event.result.is_hang and job.coordinates
         said += (Log(f"stopping this host's ranks: {'a hang' if is_logged else state.cause}"),)
     number = event.result.stop_signal or signal.SIGTERM
-    state, actions = _end(state, why, now, number, event.number)
+    state, actions = _end_ranks(state, why, now, number, event.number)
     return state, said + actions
 
 
@@ -208,7 +208,7 @@ def signalled(state: State, event: Stop, now: float) -> Step:
         state = state._replace(decided=stopped(number))  # if the coordinator decides nothing else
         # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         end_number = phase.end_number if isinstance(phase, Ending) else LOCAL
-        state, actions = _end(state, Why.STOP, now, number, end_number)
+        state, actions = _end_ranks(state, Why.STOP, now, number, end_number)
         return state, (event, *actions)
     if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
@@ -232,7 +232,7 @@ def _interrupted(state: State, now: float) -> Step:
 # The end of ranks.
 
 
-def _end(state: State, why: Why, now: float, signal_number: int, end_number: int) -> Step:
+def _end_ranks(state: State, why: Why, now: float, signal_number: int, end_number: int) -> Step:
     """End all ranks by a signal, of which keepers send each rank only the first.
 
     `end_number` is that of the coordinator's End, LOCAL if it has not commanded one.

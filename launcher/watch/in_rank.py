@@ -158,11 +158,11 @@ class Replier:
     def _start(self, after: float = 0.0) -> None:
         """Start the thread, which begins to reply after this many seconds."""
         self._has_started, self._since = True, monotonic()
-        atexit.register(self._end)
+        atexit.register(self._at_exit)
         with contextlib.suppress(RuntimeError):  # ulimit -u
             start_new_thread(self._run, (after,))
 
-    def _end(self) -> None:
+    def _at_exit(self) -> None:
         """Keep threads out of C++ while Python exits: ending one there would abort the process."""
         if os.getpid() == self._pid:
             try:
@@ -185,7 +185,7 @@ class Replier:
 
     def _reply(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the reply: that there was progress, or since when not, and where threads are."""
-        found: dict[str, Any] = {"ends": True}  # if `_end` holds the lock
+        found: dict[str, Any] = {"ends": True}  # if `_at_exit` holds the lock
         try:
             if self._busy.acquire(blocking=False):
                 try:
