@@ -6,34 +6,37 @@ host for warm starts; `watch` finds the rank that others wait for; `result` desc
 ended; `cli` calls them. `container` is PID 1 and the toolkit's process; `host` has processes,
 signals, files and the clock for all of these; `text` has words, lines of JSON, and their sockets.
 
-Where each decision is made: the files of a question, in the order in which to open them. Events
-reach run/machine.py through run/supervisor.py, the loop, which also does what machine.py decides.
-What a host reports reaches peers/coordinator.py through peers/channel.py, from another host through
-its peers/link.py, too. Open these five only where a step names them.
+Where each decision is made: for each question the files to open, in that order. A file that is
+named elsewhere in the text of a question can stay closed. What carries events and messages can,
+too: run/supervisor.py, the loop, makes events for run/machine.py, and does what that decides;
+peers/channel.py carries messages between hosts (for every host but the first peers/link.py passes
+them on), run/keepers.py and run/keeper.py those between the launcher and its ranks.
 
 How an option gets to its use:
 
-    job/toolkit.py        `read_input`, `to_cmd_args`: make arguments of hyperparameters
-    job/arguments.py      `parse` reads them, and variables, by the rows of the next file
-    job/options.py        the option's row: name, type, default, help
+    job/arguments.py      `parse` reads it by its row, from the command line or its variable
+    job/options.py        the row: name, type, default, help
 
-  job/prepare.py calls both. The option's use is wherever `options.NAME` stands: search for NAME.
-  job/job.py has defaults that depend on other options; job/plan.py checks options against each
-  other, and job/prepare.py warns of those without effect. job/help.py is --launcher-help's text.
+  The use is wherever `options.NAME` stands: search for NAME. Of the two graces it is `State.grace`
+  (run/state.py). Hyperparameters become arguments before that (job/toolkit.py); prepare.py calls
+  both. job/job.py has defaults that depend on other options; job/plan.py checks options against
+  each other, and job/prepare.py warns of those without effect.
 
 How the words of a failure come about:
 
-    run/rank.py           `ended`, in the script's process, sends how it ended through the keeper:
-                          `exit_of`, its exceptions, and what may have caused them (run/clues.py)
+    run/rank.py           `ended`, in the script's process, sends how it ended: `exit_of`, its
+                          exceptions, and what may have caused them (run/clues.py)
     run/keepers.py        `_exit_of`, in the launcher: adds what the kernel has counted;
-                          `_rank_ended`: of a process that has said nothing
-    run/ranks.py          `to_count`: when a failure counts (machine.py asks); `failure`
+                          `_rank_ended`: the exit code, and the last words of a process
+    run/ranks.py          `to_count`: when a failure counts; `failure`: which exception of a thread
+                          goes with it; _count of run/machine.py calls both, and reports
     result/causes.py      `of_rank`: the Failure; `headline`: its exceptions in one line;
                           `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
                           `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
-    result/failure.py     `write_failure`: the file, unless the job was stopped
+    result/failure.py     `write_failure`: the file; _launch of cli.py calls it, unless the job was
+                          stopped
 
   All hosts get the text with `End`, and the final text with `Leave`.
 
@@ -51,6 +54,7 @@ How a hang is found and ends the job:
     watch/__init__.py     the theory, and what each file does
     watch/in_rank.py      `_progress`, in each rank: how far its collectives are
     watch/host.py         `reports`: its host's ranks without progress, or without a reply
+                          (_watch_ranks of run/supervisor.py carries requests and reports)
     watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
     watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`, a
                           Failure with 75; `reason_of`: the words
@@ -58,23 +62,23 @@ How a hang is found and ends the job:
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
-    container/init.py     `_stop`: to the launchers
-    run/supervisor.py     `_on_signals` makes an event of it
+    container/init.py     `_stop`: to the launchers, whose loops make an event of it
     run/machine.py        `signalled`, `_end_ranks`: Stop to the coordinator, and at once EndRanks
                           to keepers; `ended`: the coordinator's End, at which other hosts begin
     run/keeper.py         `_ending`: the rank's end, until all has cleared
     peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
-    run/machine.py        `cleared`, `left`, `nothing_left` (supervisor.py finds that)
-    cli.py                `_launch` logs the last lines (run/summary.py, `lines`); `main` reports
-                          the exit code to PID 1
+    run/machine.py        `cleared`, `left`, `nothing_left` (the loop finds that)
+    cli.py                `_launch` logs the last lines; `main` reports the exit code to PID 1
+    container/init.py     `run` waits for that, and for its command
     result/causes.py      `of_container`: the container's exit code
 
 Where an exit code comes from:
 
-    errors.py             the launcher's own codes, and who chooses a code; `EXIT_CODES`: what all
-                          codes mean for users
-    result/causes.py      makes every result of a job; `of_container`: PID 1's
-    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop
+    errors.py             the launcher's own codes; who chooses a code, also without a coordinator;
+                          `EXIT_CODES`: what all codes mean for users
+    result/causes.py      makes results of failures and stops; `of_container`: PID 1's
+    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop; every
+                          other end of a job is a call of `_end_all`, too
     cli.py                `main` returns it
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script

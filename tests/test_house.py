@@ -62,10 +62,10 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7742,
-    ("run", "warm"): 2702,
-    ("watch",): 1078,
-    ("peers",): 831,
+    ("",): 7726,
+    ("run", "warm"): 2700,
+    ("watch",): 1072,
+    ("peers",): 836,
     ("job",): 1500,
     ("result",): 420,
     ("container",): 220,

@@ -59,7 +59,7 @@ class Link(NamedTuple):
 class Exit(NamedTuple):
     """How a rank, or a thread of it, has ended, and what else its host knows of that.
 
-    `exit_code` is negative for a signal. What raised comes with its exceptions (run/rank.py, read).
+    `exit_code` is negative for a signal. What raised comes with its exceptions (run/rank.py).
     A rank that was killed, or called os._exit, has none. `notes` are further facts in words: a
     killed child, a shortage (clues.py).
     """

@@ -11,10 +11,11 @@ How a hang is found, and who may end the job
     waits.py        what hosts report; for judge.py: who waits for whom, and who is at the root
     stacks.py       the stacks of all ranks
 
-run/supervisor.py carries requests to the ranks and reports to the coordinator. To it `Stalls.hang`
-is a failure like any other, with exit code 75; a restart may follow. The watch ends ranks in no
-other way. When torch's own time-out has ended a rank, the coordinator also asks the watch why
-that rank had waited: all ranks are then polled at once, because there may be no notice yet.
+run/supervisor.py carries requests to the ranks and reports to the coordinator. For the coordinator
+`Stalls.hang` is a failure like any other, with exit code 75; a restart may follow. The watch ends
+ranks in no other way. When torch's own time-out has ended a rank, the coordinator also asks the
+watch why that rank had waited: all ranks are then polled at once, because there may be no notice
+yet.
 
 Theory
 ======

@@ -367,7 +367,7 @@ def groups_now(*, has_failed: bool = False) -> list[list[Any]]:
 def groups(
     world: Any, entries: Sequence[dict[str, Any]], ended: Mapping[str, Mapping[str, str]]
 ) -> list[list[Any]]:
-    """Return the state of each process group (progress.Group), by torch's records.
+    """Return the state of each process group (waits.Group), by torch's records.
 
     Groups in which the rank waits come first. `entries` are gloo's, `ended` is NCCL's.
     """
