@@ -14,7 +14,7 @@ TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
 .PHONY: failure demo bundle image docs dist check install test test-fast test-containers \
-	test-systems test-compat test-frameworks test-pages matrix simulate bench nvrx clean
+	test-systems test-slow test-compat test-frameworks test-pages matrix simulate bench nvrx clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -145,6 +145,10 @@ test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 # The slow cases, above all of the systems in docs/systems.md.
 test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 	$(PYTEST) -n 4 --dist loadgroup -m systems
+
+# Both: those in containers mostly wait, those of the systems compute.
+test-slow: needs-test-slow $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
+	$(PYTEST) -n 6 --dist loadgroup -m "systems or (containers and not more)"
 
 # `make test` with the oldest torch that the launcher supports, and with the newest that installs.
 test-compat:

@@ -31,7 +31,7 @@ python_can "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Pyth
     need "Python's headers" python3-dev
 python_can "import ensurepip, venv" || need "Python's venv" python3-venv
 case $tests in
-test-containers | matrix)
+test-containers | test-slow | matrix)
     # debootstrap makes a base image where none can be pulled.
     engine_can_be_started || engine_answers ||
         need "$engine" docker.io debootstrap iptables ca-certificates
@@ -43,7 +43,7 @@ test-pages)
     there chromium-headless-shell || there chromium || there google-chrome ||
         need "Chromium or Chrome" chromium
     ;;
-test-containers)
+test-containers | test-slow)
     there docker-compose || docker compose version >/dev/null 2>&1 ||
         need "docker compose" docker-compose # for the local mode of SageMaker's SDKs
     ;;

@@ -135,6 +135,7 @@ NEEDED = {
     "test": COMPILING,
     "test-systems": COMPILING,
     "test-containers": f"{COMPILING} {ENGINE} docker-compose",
+    "test-slow": f"{COMPILING} {ENGINE} docker-compose",
     "matrix": f"{COMPILING} {ENGINE}",
 }
 
