@@ -158,9 +158,9 @@ class Options(NamedTuple):
     watch: int = _option(15, "SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")
     hang_notify: float = _option(60, "SECONDS", whole(1, _DAY),
-        "after this many seconds without progress, but not before --launcher-watch plus 3 s, log "
-        "which rank the others wait for, or which rank's process still runs though its script has "
-        "ended")
+        "after this many seconds without progress (or --launcher-hang-timeout, if less), but not "
+        "before --launcher-watch plus 3 s, log which rank the others wait for, or which rank's "
+        "process still runs though its script has ended")
     hang_timeout: float = _option(math.inf, "SECONDS", whole(1, _DAY, "0", math.inf), "fail the "
         "attempt after this many seconds without progress (plus two or three intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never")
