@@ -13,7 +13,8 @@ if not __package__:
     # another `launcher` may come first. And do not leave this folder in sys.path: its modules could
     # be imported as top-level ones.
     folder = os.path.dirname(os.path.abspath(__file__))
-    others = [path for path in sys.path if path != folder]
+    real = os.path.realpath(folder)  # Python has resolved the first path
+    others = [path for path in sys.path if os.path.realpath(path) != real]
     sys.path[:] = [os.path.dirname(folder)]
     sys.modules.pop("launcher", None)
     import launcher  # noqa: F401

@@ -510,9 +510,11 @@ def test_a_stub_ends_with_its_keeper_though_that_has_not_heard_of_a_signal(start
         assert err.read() == ""
 
 
-def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):
+def test_no_signal_but_sigkill_ends_a_keeper_and_none_of_torchruns_a_stub(start):
     """The stub says which of torchrun's it got."""
     kept = waiting(start, TELLS)
+    for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGRTMAX):
+        os.kill(kept.pid, number)
     for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, USR1, signal.SIGUSR2, signal.SIGPIPE):
         for pid in (kept.process.pid, kept.pid):
             os.kill(pid, number)

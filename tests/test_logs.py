@@ -23,8 +23,21 @@ def stream_to(tmp_path):
     pipe, prints = os.pipe()
     with open(tmp_path / "console", "wb") as console, open(prints, "wb", buffering=0) as file:
         to = output.Console(console.fileno())
-        yield lambda prefix: (output.Stream(pipe, to, -1, prefix, True, False), file)
+        yield lambda prefix, has_bars=False: (
+            output.Stream(pipe, to, -1, prefix, True, has_bars),
+            file,
+        )
     os.close(pipe)
+
+
+def test_a_return_without_a_line_end_is_shown_once_where_bars_are_as_they_are(stream_to, tmp_path):
+    stream, prints = stream_to(b"", has_bars=True)
+    prints.write(b"1 of 2\r")
+    stream.read(100.0)
+    assert 100 < stream.due <= 101
+    for now in (101.0, 102.0, 103.0):
+        stream.show_due(now)
+    assert (tmp_path / "console").read_bytes() == b"1 of 2\r" and stream.due > 1e6
 
 
 @pytest.mark.parametrize("prefix", [b"", b"[rank 5] "])

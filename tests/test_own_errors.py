@@ -84,12 +84,16 @@ def test_a_mistake_of_ours_leaves_an_upload_its_grace(start, script, tmp_path):
 
 @pytest.mark.torch
 def test_what_a_person_can_fix_before_the_start_is_no_mistake_of_ours(start, script):
-    variables = {**of_two_hosts(), "SM_CURRENT_HOST": "127.0.0.2"}
-    words = ("--train-script", script("print('ran')"))
-    host = start(*words, host="127.0.0.2", command=[sys.executable, "-c", NO_THREADS], **variables)
-    assert host.wait() == 2, host.log()
+    common, words = of_two_hosts(), ("--train-script", script("print('ran')"))
+    commands = {"127.0.0.1": LAUNCHER, "127.0.0.2": [sys.executable, "-c", NO_THREADS]}
     says = "launcher: 127.0.0.2: cannot start a thread (can't start new thread); raise ulimit -u.\n"
-    assert host.failure == says and "Traceback" not in host.err
+    hosts = [
+        start(*words, host=name, command=command, **common, SM_CURRENT_HOST=name)
+        for name, command in commands.items()
+    ]
+    for host in hosts:
+        assert host.wait() == 2, host.log()
+        assert host.failure == says and "Traceback" not in host.err
 
 
 @pytest.mark.parametrize("files", [8, 25])

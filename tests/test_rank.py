@@ -3,6 +3,7 @@
 import os
 import py_compile
 import re
+import socket
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import RANK, REPO, run_as_rank
+
+from launcher.run import rank
 
 LOOK = """
 import json, multiprocessing, os, pickle, sys
@@ -61,6 +64,35 @@ def both(*args, flags=()):
 
 def without_addresses(text):
     return re.sub(r"\b0x[0-9a-f]+", "0x", text)  # of an object that is named in a traceback
+
+
+def test_neither_a_link_to_the_launcher_nor_a_module_of_the_script_is_in_its_way(script, tmp_path):
+    """rank.py needs no module that a script may have, but for those that torch needs, too."""
+    (tmp_path / "link").symlink_to(REPO)
+    script("LIMIT = 3", "resource.py")
+    script("import sys, resource, store\nprint(resource.LIMIT, store.GOODS)\nraise ValueError")
+    script("GOODS = 5", "store.py")
+    linked = tmp_path / "link" / "launcher" / "run" / "rank.py"
+    for more in ({}, {"PYTHONPATH": str(tmp_path)}):
+        ran = run_as_rank(
+            [sys.executable, str(linked), "script", "script.py"], {**os.environ, **more}
+        )
+        assert ran.out == "3 5\n" and "in <module>\n    raise ValueError\n" in ran.err
+        assert ran.err.count("File ") == 1 and ran.told[0]["end"]["exit_code"] == 1
+
+
+def test_the_connection_has_no_default_timeout(monkeypatch):
+    """A sitecustomize may set that; then the thread that replies would end at it."""
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    ours, its = socket.socketpair()
+    socket.setdefaulttimeout(0.01)
+    try:
+        connection = rank.KeeperConnection(its.detach())
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(connection.fileno())
+    connection.close()
+    ours.close()
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,17 @@ def test_all_join_fail_together_and_leave(job):
     assert job.result() == Result(3, "rank 1 failed\n")
 
 
+def test_a_reason_of_any_length_arrives(job):
+    _, second, _ = job.join(*HOSTS)
+    job.all_join()
+    second.say(
+        Failure(
+            Cause.TORCHRUN, 3, "torchrun failed: " + "\u00e9" * (1 << 17), more="\0" * (1 << 17)
+        )
+    )
+    assert job.result().text.startswith("torchrun failed: \u00e9")
+
+
 @pytest.mark.parametrize(
     ("timeout", "silence", "expected"),
     [(5, 60, [1, 1, 5000]), (14, 60, [2, 2, 14_000]), (60, 90, [8, 8, 60_000])],

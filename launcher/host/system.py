@@ -99,7 +99,8 @@ class System:
     def connect(self, host: str, port: int, then: Callable[[socket.socket | str], None]) -> None:
         """Connect, and call then(socket, or why there is none).
 
-        In a thread: a look-up may take long. Raises LaunchError if no thread can be started.
+        In a thread, as a look-up may take long; without one if this container allows no more: then
+        the job fails for that at its start, on all hosts.
         """
         bell, rope = socket.socketpair()  # the loop wakes when the thread closes its end
         found: list[socket.socket | str] = []
@@ -113,7 +114,10 @@ class System:
             bell.close()
             then(found[0])
 
-        self.start_thread(run)
+        try:
+            self.start_thread(run)
+        except LaunchError:
+            run()
         self.selector.register(bell, selectors.EVENT_READ, rings)
 
     # Processes.
@@ -134,9 +138,12 @@ class System:
     def children(self) -> set[int]:
         """Return the pids of this process's children that are the job's: not helpers.
 
-        An entry point may have started processes before it executed the launcher.
+        An entry point may have started processes before it executed the launcher. Their orphans
+        come to this process, too; they stay in its session, and nothing of the job is there.
         """
-        return processes.children() - self._not_ours
+        own = str(os.getsid(0))
+        others = processes.children() - self._not_ours
+        return {pid for pid in others if own not in processes.stat(pid)[3:4]}
 
     def kill_children(self) -> None:
         """Kill all processes of the job, except helpers, and wait a moment for their end."""

@@ -504,6 +504,8 @@ def _behind(state: JobState, clearing: Clearing) -> set[str]:
 
 def _restart_is_late(state: JobState, clearing: Clearing, now: float) -> JobStep:
     """End the job because a restart takes too long; name the late hosts, or the store."""
+    if result := _settled(state, clearing):  # a failure that has come since prevents it
+        return _end_all(state, result, now, clearing.failures)
     job = state.job
     within = f"within {_bound(state, is_restart=True):g} s of the restart"
     behind = sorted(_behind(state, clearing), key=job.cluster.hosts.index)

@@ -31,9 +31,9 @@ from typing import Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
 from launcher.job.job import Job
-from launcher.result.causes import Failure, Result, as_received
+from launcher.result.causes import LIMIT, Failure, Result, as_received
 from launcher.text import wire
-from launcher.text.words import printable
+from launcher.text.words import printable, shortened
 from launcher.watch.waits import AllStacks, CollectStacks, NoProgressReport, StacksRequest
 
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello fits in its line
@@ -157,7 +157,12 @@ def _comparable(value: Any) -> Any:
 
 
 def to_wire(message: Message) -> Mapping[str, Any]:
-    """Return the JSON object of a message."""
+    """Return the JSON object of a message; a failure's texts are cut to what its line can hold."""
+    if isinstance(message, Failure):
+        fields = message._asdict()
+        for name, text in fields.items():
+            fields[name] = shortened(text, 2 * LIMIT) if isinstance(text, str) else text
+        message = Failure(**fields)
     return {type(message).__name__: message}
 
 

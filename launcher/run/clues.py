@@ -16,7 +16,6 @@ import errno
 import io
 import os
 import re
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -106,7 +105,7 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
         if kinds & {"processes", "allocation"}:
             notes += _of_processes()
         if "files" in kinds:
-            notes.append(f"ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}")
+            notes.append(f"ulimit -n is {os.sysconf('SC_OPEN_MAX'):,}")
         if "spawned" in kinds:
             notes += _of_script()
         for variable in sorted(kind for kind in kinds if kind.endswith("_IFNAME")):
@@ -229,8 +228,8 @@ def _of_script() -> list[str]:
 
 def _of_processes() -> list[str]:
     """Return that this user has about as many processes and threads as ulimit -u allows."""
-    most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if most == resource.RLIM_INFINITY or not user:  # root is not limited
+    most, user = os.sysconf("SC_CHILD_MAX"), os.getuid()  # -1: no limit
+    if most < 0 or not user:  # root is not limited
         return []
     count = 0
     for name in filter(str.isdecimal, os.listdir("/proc")):

@@ -169,10 +169,11 @@ class Keeper:
     def _prepare(self) -> None:
         """Become a subreaper that no signal ends, and that wakes when a child ends.
 
-        Stops are blocked, not ignored: so a fork has the default dispositions from its begin.
+        All signals are blocked, not ignored: so a fork has the default dispositions from its begin.
         """
         prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOPS, *WARNINGS))
+        blocked = signal.valid_signals() - {signal.SIGCHLD}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
         self._woken, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

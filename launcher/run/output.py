@@ -136,7 +136,7 @@ class Stream:
     def show_due(self, now: float) -> None:
         """Show text without a line end, and bars' states, if it is time."""
         if now >= self._rest_due:
-            if self._rest.endswith(b"\r"):  # and no line end after that
+            if self._rest.endswith(b"\r") and not self._has_bars:  # and no line end after that
                 self._take(self._rest + b"\r", now)
             else:
                 self._show_rest()

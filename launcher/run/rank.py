@@ -25,7 +25,6 @@ import importlib.machinery
 import importlib.util
 import io
 import os
-import resource
 import signal
 import sys
 import threading
@@ -86,6 +85,7 @@ class KeeperConnection:
         self._is_sending = allocate_lock()  # threads may raise at any time
         self._socket = socket(fileno=_out_of_the_way(descriptor))
         self._socket.set_inheritable(False)
+        self._socket.settimeout(None)  # sitecustomize may have called setdefaulttimeout()
         # Only for sends: a thread waits here for requests.
         self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, pack("ll", _SEND_SECONDS, 0))
         self._status = os.fstat(self._socket.fileno())
@@ -129,8 +129,8 @@ def _out_of_the_way(descriptor: int) -> int:
 
     A script may close all low ones; and files that it opens later are unlikely to get a high one.
     """
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    high = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft - 16, _HIGHEST)
+    soft = os.sysconf("SC_OPEN_MAX")  # -1: no limit
+    high = _HIGHEST if soft < 0 else min(soft - 16, _HIGHEST)
     if high < _FEW:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, high)
@@ -247,6 +247,8 @@ def exit_of(error: BaseException) -> dict[str, Any]:
                 # As Python does it: a C long, of which wait(2) returns eight bits.
                 code = int.__add__(code, 0)
                 found["exit_code"] = code & 0xFF if -(2**63) <= code < 2**63 else 255
+            if not found["exit_code"]:
+                return found
         elif type(error) is KeyboardInterrupt:
             found["exit_code"] = -signal.SIGINT
         links = came_from(error)
@@ -254,15 +256,14 @@ def exit_of(error: BaseException) -> dict[str, Any]:
         for link, how in links:
             with contextlib.suppress(BaseException):  # one that cannot be described
                 found["chain"].append(described(link, how))
-        if found["exit_code"]:
-            is_broken = any(map(_is_broken_connection, errors))
-            found["notes"] = killed() if is_broken else []
-            text = "\n".join(f"{link['exception']}: {link['message']}" for link in found["chain"])
-            clues: Any = load(os.path.join(_RUN, "clues.py"))
-            more = clues.behind(text, errors)
-            more["counted"] += ["memory"] * is_broken
-            notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
-            found |= {**more, "notes": notes}
+        is_broken = any(map(_is_broken_connection, errors))
+        found["notes"] = killed() if is_broken else []
+        text = "\n".join(f"{link['exception']}: {link['message']}" for link in found["chain"])
+        clues: Any = load(os.path.join(_RUN, "clues.py"))
+        more = clues.behind(text, errors)
+        more["counted"] += ["memory"] * is_broken
+        notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
+        found |= {**more, "notes": notes}
     except BaseException:
         pass  # a property or signal handler has raised, no memory is left: the exit code suffices
     return found
@@ -443,7 +444,7 @@ def run_module(name: str) -> None:
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
     """Put folder in the place of this file's in sys.path; if there is none, only if `always`."""
-    if sys.path and sys.path[0] == _RUN:
+    if sys.path and os.path.realpath(sys.path[0]) == os.path.realpath(_RUN):  # Python resolves it
         sys.path[0] = folder
     elif always:
         sys.path.insert(0, folder)
@@ -471,7 +472,8 @@ def main() -> None:
     ended = connect()
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
-    module.__dict__["__annotations__"] = {}
+    if sys.version_info < (3, 14):
+        module.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = module
     if "multiprocessing" in sys.modules:  # it was imported before, and has that name for __main__
         sys.modules["__mp_main__"] = module

@@ -21,9 +21,10 @@ def main() -> None:
     """Make stores until the launcher is gone."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
+    if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
         del sys.path[0]  # this folder's modules must not hide others
     launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher.settimeout(None)  # sitecustomize may have called setdefaulttimeout()
     stores: list[Any] = []
     for _ in launcher.makefile("rb"):
         message: dict[str, Any]

@@ -178,15 +178,10 @@ class Supervisor(Stepping):
     # Errors of the launcher itself.
 
     def _safely(self, act: Callable[[], None]) -> None:
-        """Call a function; its error ends this launcher, or is why it cannot start a job."""
+        """Call a function, whose error ends this launcher."""
         try:
             if not self._error:
                 act()
-        except LaunchError as error:
-            if self._torchrun:
-                self._error = error
-            else:
-                self._cannot_start(error)
         except Exception as error:
             self._error = error
 
@@ -253,8 +248,8 @@ class Supervisor(Stepping):
             if code is not None:
                 error = self._torchrun.words() if code > 0 else ""
                 oom = self._keepers.oom() if code == -signal.SIGKILL else ""
-                # Last, if a stop of all processes of this host has ended it, too.
-                at = len(happened) if Stop(-code) in happened else 0
+                # After a stop that came before, or of all processes of this host.
+                at = len(happened) if Stop(-code) in happened else numbers.index(signal.SIGCHLD)
                 happened.insert(at, events.TorchrunEnded(code, error, oom))
         for event in happened:
             self.happens(event)
@@ -263,7 +258,10 @@ class Supervisor(Stepping):
 
     def _do(self, action: Any) -> None:
         if isinstance(action, events.StartTorchrun):
-            self._start_torchrun()
+            try:
+                self._start_torchrun()
+            except LaunchError as error:  # here: the caller may have read further messages
+                self._cannot_start(error)
         elif isinstance(action, events.RunRanks):
             self._keepers.run(action.ranks, self._start_of_rank)
         elif isinstance(action, events.EndRanks):

@@ -278,7 +278,8 @@ class Watch:
         elif rank.poll != self._polls:
             why = f"  it {no_reply(state, may_signal=self._may_signal)}."
         threads = rank.threads or [stacks.Thread("", rank.calls)]
-        return "\n".join(filter(None, (why, stacks.text_of(threads, room))))
+        room -= len(why)
+        return "\n".join(filter(None, (why * (room > 0), stacks.text_of(threads, room))))
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

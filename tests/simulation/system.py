@@ -131,12 +131,12 @@ class End(Ready):
             self.peer.comes(what)
 
     def recv(self, size: int) -> bytes:
-        """Read what has come; the end of a connection stays there."""
-        if not self.came:
-            raise BlockingIOError
-        if isinstance(self.came[0], OSError):
-            raise self.came[0]
-        data: bytes = self.came.pop(0) if self.came[0] else b""
+        """Read all that has come, as TCP may give it; the end of a connection stays there."""
+        first, data = self.came[0] if self.came else BlockingIOError(), b""
+        if isinstance(first, OSError):
+            raise first
+        while self.came and isinstance(self.came[0], bytes) and self.came[0]:
+            data += self.came.pop(0)
         return data
 
     def send(self, data: bytes) -> int:
