@@ -241,9 +241,10 @@ def torch(job: Job, environ: Mapping[str, str]) -> Findings:
     command = (sys.executable, _PROBE, str(job.cluster.num_gpus))
     answer = ask(command, environ, TORCH_SECONDS)
     for line in answer.out.splitlines():
-        with contextlib.suppress(ValueError, TypeError):
-            level, seen, *to_do = json.loads(line)
-            yield level, seen, *to_do
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            level, seen, to_do = json.loads(line)
+            if level in (OK, WARNING, PROBLEM):  # not a line of sitecustomize
+                yield level, seen, to_do
     if answer.problem:
         last = answer.err.strip().rpartition("\n")[2]
         to_do = "reinstall torch in the image; another module of that name may hide it"

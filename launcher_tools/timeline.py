@@ -88,8 +88,10 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
     except OSError as error:
         raise LaunchError(f"cannot read the folder {folder} ({error.strerror}).") from None
     for name in ("", *names):
-        path = os.path.join(folder, name, NAME)
-        if os.path.isfile(path):  # not a pipe, which may never have data
+        inside = os.path.join(folder, name)
+        path = os.path.join(inside, NAME)
+        is_closed = os.path.isdir(inside) and not os.access(inside, os.X_OK)  # to this user
+        if is_closed or os.path.isfile(path):  # not a pipe, which may never have data
             yield name or os.path.basename(os.path.abspath(folder)), path
 
 

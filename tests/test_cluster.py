@@ -87,6 +87,8 @@ def test_what_is_refused(environ, says):
         ("8", "0," + "9" * 5000, 1),  # nor one of 5,000 digits
         ("8", "GPU-8932f937,GPU-1", 2),  # by UUID
         ("0", "GPU-1", 0),
+        ("8", "GPU-1,0", 1),  # one kind in all
+        ("8", "0,1,1", 0),  # CUDA takes none if one is there twice
     ],
 )
 def test_cuda_visible_devices_limits_the_gpus(there, visible, gpus):

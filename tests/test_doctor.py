@@ -198,7 +198,7 @@ def test_a_gpu_that_nvidia_smi_does_not_list(tmp_path, monkeypatch):
     ],
 )
 def test_what_the_child_process_says_of_torch(monkeypatch, err, problem, is_late, expected):
-    out = 'a warning\n["ok", "torch 2.8.0", ""]\n\n[1]\n7\n["warning", "old", "newer"]\n'
+    out = 'a warning\n["ok", "torch 2.8.0", ""]\n\n[1]\n7\n[0, 1, 2]\n["warning", "old", "newer"]\n'
     monkeypatch.setattr(checks, "ask", lambda *_: Answer(out, err, problem, is_late))
     says(checks.torch(ALONE, {}), "ok torch 2.8.0", "warning old -> newer", *expected)
 

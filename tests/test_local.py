@@ -301,7 +301,7 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
     done = local(
         *("--hosts", 2, "--nproc-per-node", 3, "--channel", "train=pictures"),
         *("--", script(""), "--launcher-dry-run", "--lr", "1e-3", "--flag=true", "--name", "x"),
-        *("--k", "1", "--none", "null"),
+        *("--k", "1", "--none", "null", "-f", "2"),
     )
     folder = re.findall(r"runs/local-[\w-]+", done.stdout)[0]
     passed = "--flag true becomes --flag True, --k 1 becomes -k 1, --lr 1e-3 becomes --lr 0.001, "

@@ -22,6 +22,7 @@ PARSER = """
 parser.add_argument("--nproc-per-node", "--nproc_per_node", action=env, type=str, default="1")
 parser.add_argument("--rdzv-backend", "--rdzv_backend", action=env, type=str, default="static")
 parser.add_argument("--rdzv-conf", "--rdzv_conf", action=env, type=str, default="")
+parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", action=env, type=str, default="")
 parser.add_argument("--standalone", action=check_env)
 parser.add_argument("--max-restarts", "--max_restarts", action=env, type=int, default=0)
 parser.add_argument("--start-method", action=env, type=str, choices=["spawn", "fork"])
@@ -125,6 +126,7 @@ TOLD = [
         {"rdzv-conf": f"{CONF},keep_alive_interval=20,keep_alive_max_attempt=3"},
     ),
     (TWO, "", {"PET_RDZV_CONF": "read_timeout=5,x=1"}, {"rdzv-conf": f"{CONF},read_timeout=5,x=1"}),
+    (TWO, "--launcher-torchrun-args --rdzv-conf=x=1", {}, {"rdzv-conf": f"{CONF},x=1"}),
     (
         *(TWO, "--launcher-start-timeout 7", {"PET_RDZV_CONF": "read_timeout=5,x=1"}),
         {"rdzv-conf": "is_host=0,read_timeout=5,x=1,read_timeout=7,join_timeout=7"},
@@ -328,6 +330,19 @@ def test_what_the_user_set_stays_and_an_interface_that_does_not_exist_is_not_exp
     assert plan(cluster=cluster, environ=chosen).environment == {}
 
 
+@pytest.mark.parametrize("endpoint", ["", "algo-9:5000"])
+def test_the_port_of_a_store_elsewhere_is_not_looked_at(
+    pretend_torch, script, monkeypatch, endpoint
+):
+    pretend_torch("2.13.0")
+    looked_at = []
+    monkeypatch.setattr(prepare, "_require_port", looked_at.append)
+    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "0"}
+    words = ["--train-script", str(script(""))]
+    made = prepare.prepare(words, {**hosts, "SM_NUM_NEURONS": "0", "PET_RDZV_ENDPOINT": endpoint})
+    assert not made.error and bool(looked_at) is not bool(endpoint)
+
+
 @pytest.mark.parametrize(
     ("cluster", "address", "interface", "has_name", "added", "replaced"),
     [
@@ -395,6 +410,7 @@ def test_a_summary_of_many_hosts_is_short():
         ("-mr3", "--module is the launcher's to set"),
         ("--mod", "--module is the launcher's to set"),
         ("--nproc_per_node=2", "--nproc-per-node is the launcher's to set: use --launcher-nproc-"),
+        ("--rdzv-endpoint=x:1", "--rdzv-endpoint is the launcher's to set: use --launcher-rdzv-p"),
         ("--shutdown-timeout=5", "--shutdown-timeout is the launcher's to set: use --launcher-gr"),
     ],
 )
@@ -422,9 +438,10 @@ def test_the_parser_of_the_installed_torchrun_is_read_from_its_source():
     "text", ["", "--role 'my role'", "--rdzv_c a=1", "-r3 -t 3", "--log-line x", "--numa-b node"]
 )
 def test_torchrun_arguments_that_are_its_own(text):
-    """They come last, and so win."""
+    """They come last, and so win, but for --rdzv-conf, which has theirs, too."""
     argv = plan(f"--launcher-torchrun-args={text}").argv
-    end = argv.index("--no-python")
+    end = argv.index("--no-python") - 1
+    assert argv[end].startswith("--rdzv-conf=is_host=")
     words = tuple(shlex.split(text))
     assert argv[end - len(words) : end] == words
 

@@ -73,10 +73,9 @@ def test_neither_a_link_to_the_launcher_nor_a_module_of_the_script_is_in_its_way
     script("import sys, resource, store\nprint(resource.LIMIT, store.GOODS)\nraise ValueError")
     script("GOODS = 5", "store.py")
     linked = tmp_path / "link" / "launcher" / "run" / "rank.py"
+    argv = [sys.executable, str(linked), "script", "script.py"]
     for more in ({}, {"PYTHONPATH": str(tmp_path)}):
-        ran = run_as_rank(
-            [sys.executable, str(linked), "script", "script.py"], {**os.environ, **more}
-        )
+        ran = run_as_rank(argv, {**os.environ, **more})
         assert ran.out == "3 5\n" and "in <module>\n    raise ValueError\n" in ran.err
         assert ran.err.count("File ") == 1 and ran.told[0]["end"]["exit_code"] == 1
 

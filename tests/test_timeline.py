@@ -291,6 +291,14 @@ def test_the_last_job_of_a_folder_is_drawn_and_what_was_not_read_is_noted(tmp_pa
     ]
 
 
+def test_a_host_whose_folder_is_closed_to_this_user_is_noted(tmp_path, monkeypatch):
+    folder = write(tmp_path, {"algo-1": line(0, "began", job="x")})
+    (folder / "algo-2").mkdir()  # as root sees it, who may enter all
+    monkeypatch.setattr(os, "access", lambda path, _: not path.endswith("algo-2"))
+    found = tool.read(str(folder))
+    assert found.notes == ["algo-2/events.jsonl cannot be read (No such file or directory)"]
+
+
 def test_the_folder_may_be_that_of_one_host_and_no_pipe_is_read(tmp_path):
     folder = write(tmp_path, {"algo-1": line(0, "began", job="x") + '{"cut off'}) / "algo-1"
     found = tool.read(str(folder))

@@ -33,6 +33,7 @@ _SET_BY_LAUNCHER = {
     "nproc_per_node": flag("nproc_per_node"),
     "max_restarts": flag("max_restarts"),
     "log_dir": flag("log_dir"),
+    "rdzv_endpoint": flag("rdzv_port"),
     "shutdown_timeout": flag("grace"),
     "nnodes": f"{flag('instance_groups')} for fewer hosts than all",
 }
@@ -220,7 +221,7 @@ class _Planning:
             # If torchrun gets a stop, too, its store has to last while ranks save. It may not kill
             # stubs before they have told that; its own default is 30 s.
             values["shutdown-timeout"] = (f"{max(options.grace, 30)}", "grace")
-        flags = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={self._rdzv_conf()}"]
+        flags = [f"--nnodes={cluster.nnodes}"]
         for name, (value, field) in values.items():
             variable = "PET_" + name.upper().replace("-", "_")
             users = "" if field in options.given else self.environ.get(variable, "")
@@ -228,7 +229,8 @@ class _Planning:
                 self.remarks.append(f"{variable}={users} is used instead of {value}.")
             if not users or name == "max-restarts":
                 flags.append(f"--{name}={value}")  # in one word: a value may begin with a dash
-        return [*flags, *options.torchrun_args]
+        # This last, and with what the user gives of it: the last of two counts.
+        return [*flags, *options.torchrun_args, f"--rdzv-conf={self._rdzv_conf()}"]
 
     def _rdzv_conf(self) -> str:
         options, cluster = self.options, self.cluster
@@ -245,7 +247,7 @@ class _Planning:
                 seconds = -(-options.host_timeout // 3)
                 typed.append(f"keep_alive_interval={seconds},keep_alive_max_attempt=3")
         # The last of two equal keys counts.
-        return ",".join(filter(None, [*pairs, self.environ.get("PET_RDZV_CONF"), *typed]))
+        return ",".join(filter(None, [*pairs, self.users.get("rdzv_conf"), *typed]))
 
     def tuned(self, nproc: int | str) -> tuple[dict[str, str], str]:
         """Return the variables that make ranks fast, and their log line, if any.

@@ -50,7 +50,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
         job = Job(cluster, options)
         added = {**given.variables, **_surroundings(options, given.home, environ)}
         plan = make_plan(job, read_resources(), environ, added=added)
-        if job.has_peers and cluster.node_rank == 0:
+        is_ours = any(word.startswith("--rdzv-endpoint=") for word in plan.argv)  # not PET_...
+        if job.has_peers and cluster.node_rank == 0 and is_ours:
             _require_port(job)
     except Exception as error:  # the other hosts are told, too
         return Job(cluster, options, error=error)
@@ -109,6 +110,8 @@ def _require_folder(path: str, log_dir: str) -> None:
     """Create DIR/HOST for the ranks' logs."""
     try:
         os.makedirs(path, exist_ok=True)
+    except ValueError as error:
+        raise LaunchError(f"--launcher-log-dir: {log_dir} is no path ({error}).") from None
     except OSError as error:
         folder = path if os.path.isdir(log_dir) else log_dir
         raise LaunchError(

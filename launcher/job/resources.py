@@ -146,14 +146,17 @@ def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
 
     A GPU without a UUID gets its index; one that was not found has only the name in its entry. CUDA
-    ignores entries after the first invalid one (programming guide, "Environment Variables").
+    ignores entries after the first invalid one (programming guide, "Environment Variables"), or of
+    another kind; after a repeated one no GPU is left (torch.cuda._parse_visible_devices).
     """
     found = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(found)]
     entries = environ.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
         return found
-    visible: list[Gpu] = []
-    for entry in map(str.strip, entries.split(",")):
+    visible, names = list[Gpu](), [name.strip() for name in entries.split(",")]
+    for entry in names:
+        if entry.isdecimal() != names[0].isdecimal():
+            break
         if entry.isdecimal() and len(entry) < 6 and int(entry) < len(found):
             visible.append(found[int(entry)])
         elif found and entry.startswith(("GPU-", "MIG-")):
@@ -162,7 +165,7 @@ def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
             visible.append(next(matches, Gpu(entry)))
         else:
             break
-    return visible
+    return visible if len({*names[: len(visible)]}) == len(visible) else []
 
 
 def count(variable: str, environ: Mapping[str, str]) -> int | None:

@@ -123,8 +123,8 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     if not os.path.isdir(folder):
         if environ.get(BASE_DIR_VARIABLE):
             raise LaunchError(
-                f"{folder} does not exist; expected the config files of a training job in it, "
-                f"because {BASE_DIR_VARIABLE} is {base!r}."
+                f"{folder} does not exist; expected the config files of a training job in it "
+                f"({BASE_DIR_VARIABLE} names the folder above input/config, else it is /opt/ml)."
             )
         return None
     resource_config = _read_object(folder, "resourceconfig.json")

@@ -46,7 +46,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 _RECORDER, _ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"  # torch's default where it is on by default
 # Limits of a reply: bytes of the groups of all ranks of a host, whose report has 64 KiB, and
 # characters of a group's ranks; threads, and calls of a thread.
-_GROUPS_BYTES, _LONGEST_RANKS = 20_000, 2000
+_GROUPS_BYTES, _LONGEST_RANKS = 16_000, 2000
 _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
 _END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
@@ -432,14 +432,16 @@ def _sequence(group: Any) -> int:
 def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> list[Any]:
     """Return a group's fields after its name, by the recorder's entries.
 
-    It waits in the first collective that has not ended. `count`, of all the group's operations, is
-    used if the recorder `has_lost` its entries.
+    It waits in the first collective that has not ended. If the recorder `has_lost` its entries,
+    there is a bound: `count`, of all the group's operations.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
     if own and own[-1]["op_id"] > count:
         own = []  # they are an earlier group's: this one has begun nothing yet
-    last = max((one["collective_seq_id"] for one in own), default=count if has_lost else 0)
+    if has_lost and not own:
+        return [count, 0, "", "", False, True]
+    last = max((one["collective_seq_id"] for one in own), default=0)
     begun = [one for one in own if not one["retired"]]
     if not begun:
         return [last, 0]
