@@ -62,14 +62,14 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7726,
-    ("run", "warm"): 2700,
-    ("watch",): 1072,
-    ("peers",): 836,
+    ("",): 7751,
+    ("run", "warm"): 2701,
+    ("watch",): 1077,
+    ("peers",): 843,
     ("job",): 1500,
     ("result",): 420,
     ("container",): 220,
-    ("../launcher_tools",): 1969,
+    ("../launcher_tools",): 1976,
     ("../tests",): 17_000,
     ("../tests/simulation",): 2500,
 }

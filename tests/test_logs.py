@@ -23,15 +23,12 @@ def stream_to(tmp_path):
     pipe, prints = os.pipe()
     with open(tmp_path / "console", "wb") as console, open(prints, "wb", buffering=0) as file:
         to = output.Console(console.fileno())
-        yield lambda prefix, has_bars=False: (
-            output.Stream(pipe, to, -1, prefix, True, has_bars),
-            file,
-        )
+        yield lambda prefix, bars=False: (output.Stream(pipe, to, -1, prefix, True, bars), file)
     os.close(pipe)
 
 
 def test_a_return_without_a_line_end_is_shown_once_where_bars_are_as_they_are(stream_to, tmp_path):
-    stream, prints = stream_to(b"", has_bars=True)
+    stream, prints = stream_to(b"", bars=True)
     prints.write(b"1 of 2\r")
     stream.read(100.0)
     assert 100 < stream.due <= 101

@@ -331,16 +331,14 @@ def test_what_the_user_set_stays_and_an_interface_that_does_not_exist_is_not_exp
 
 
 @pytest.mark.parametrize("endpoint", ["", "algo-9:5000"])
-def test_the_port_of_a_store_elsewhere_is_not_looked_at(
-    pretend_torch, script, monkeypatch, endpoint
-):
+def test_the_port_of_a_store_elsewhere_is_not_looked_at(pretend_torch, monkeypatch, endpoint):
     pretend_torch("2.13.0")
     looked_at = []
     monkeypatch.setattr(prepare, "_require_port", looked_at.append)
-    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "0"}
-    words = ["--train-script", str(script(""))]
-    made = prepare.prepare(words, {**hosts, "SM_NUM_NEURONS": "0", "PET_RDZV_ENDPOINT": endpoint})
-    assert not made.error and bool(looked_at) is not bool(endpoint)
+    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+    environ = {**hosts, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0", "PET_RDZV_ENDPOINT": endpoint}
+    assert not prepare.prepare(["--train-module", "site"], environ).error
+    assert bool(looked_at) is not bool(endpoint)
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,6 @@ def bare(tmp_path):
     return folder
 
 
-def test_ci_refuses_a_part_that_it_does_not_have_before_anything_else(bare):
-    done = completed(REPO / ".ci" / "run", "check", "tset", code=2, PATH=str(bare))
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(".ci/run: there is no part 'tset'; expected check, ")
-    assert not (bare.parent / "installed").exists()
-
-
 @pytest.mark.parametrize("target", NEEDED)
 def test_make_says_in_one_line_what_the_tests_need_and_installs_nothing(
     bare, clone, target, monkeypatch
