@@ -245,11 +245,8 @@ def changes(args: Sequence[str], hyperparameters: Mapping[str, str]) -> list[str
     """Return the arguments that SageMaker would change, with their new form."""
     changed = []
     for name, text in sorted(hyperparameters.items()):
-        typed = (
-            f"--{name}"
-            if any(word.partition("=")[0] == f"--{name}" for word in args)
-            else f"-{name}"
-        )
+        has_two = any(word.partition("=")[0] == f"--{name}" for word in args)  # dashes
+        typed = f"{'--' if has_two else '-'}{name}"
         key, value = toolkit.to_cmd_args({name: toolkit.decoded(text)})
         if (key, value) != (typed, text):
             changed.append(f"{typed} {text} becomes {key} {value or repr('')}")
