@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 from cluster.engine import copy_tracked_files, tracked_files
 from conftest import REPO, completed
 
@@ -110,21 +109,6 @@ def test_the_changelog_keeps_its_form():
     for section in text.split("\n## ")[1:]:
         kinds = re.findall(r"^### (.*)$", section, re.MULTILINE)
         assert kinds == [kind for kind in KINDS if kind in kinds], "each once, in this order"
-
-
-def test_the_workflow_runs_all_parts_of_ci_and_nothing_else():
-    run = (REPO / ".ci" / "run").read_text()
-    (default,) = re.findall(r"set -- (.*)$", run, re.MULTILINE)
-    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
-    commands = {
-        step["run"].replace("${{ matrix.part }}", part)
-        for job in workflow["jobs"].values()
-        for part in job.get("strategy", {}).get("matrix", {}).get("part", [""])
-        for step in job["steps"]
-        if "run" in step
-    }
-    parts = {command.removeprefix(".ci/run ") for command in commands}
-    assert parts == {*default.split(), "test-fast"}
 
 
 # What a machine has before anything is installed on it, as far as make and its scripts need it.

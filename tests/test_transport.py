@@ -308,6 +308,23 @@ def test_lines_come_in_pieces_and_have_a_limit():
         lines.close()
 
 
+OF_AN_ENTRY_POINT = """
+import subprocess
+from launcher.host import processes, system
+parent = subprocess.Popen(["sh", "-c", "sleep 1000 & read _"], stdin=subprocess.PIPE)
+here = system.System(None)
+processes.adopt_orphans()
+parent.communicate(b"\\n")
+left = processes.children()
+assert len(left) == 1 and not here.children()
+processes.kill_tree(*left, below=False)
+"""
+
+
+def test_what_the_entry_point_had_started_is_not_the_jobs_even_if_its_parent_ends():
+    subprocess.run([sys.executable, "-c", OF_AN_ENTRY_POINT], check=True, timeout=60)
+
+
 HELPER = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(b'{}')"
 ENDED = {"why": "it has ended"}
 
