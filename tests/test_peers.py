@@ -244,6 +244,7 @@ ENDS = {
     # Restarts that do not come about.
     "a loss, restarting": (1, [FAILS, DIES], instead(lost(THIRD))),
     "torchrun fails, restarting": (1, [FAILS, TORCHRUN_FAILS], NAN_NO_TORCHRUN),
+    "it fails, and all is late": (1, [FAILS, TORCHRUN_FAILS, (900, Time())], NAN_NO_TORCHRUN),
     "a launcher fails, restarting": (1, [FAILS, (20, Received(THIRD, OWN))], instead(OWN.result)),
     "the first was frozen": (1, [FAILS, (20, Received(THIRD, LOST_FIRST))], instead(FROZEN)),
     "survivors": (1, [FAILS, SURVIVE], NAN_SURVIVORS),
