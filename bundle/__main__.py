@@ -78,7 +78,8 @@ def remove(folder):
 unpacked = unpack()
 try:
     # From there alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
-    others = [path for path in sys.path if path != archive]
+    real = os.path.realpath(archive)
+    others = [path for path in sys.path if os.path.realpath(path) != real]
     sys.path[:] = [unpacked]
     sys.modules.pop("launcher", None)
     from launcher import __main__ as program
