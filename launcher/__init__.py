@@ -17,10 +17,10 @@ How an option gets to its use:
     job/arguments.py      `parse` reads it by its row, from the command line or its variable
     job/options.py        the row: name, type, default, help
 
-  The use is wherever `options.NAME` stands: search for NAME. Of the two graces it is `State.grace`
-  (run/state.py). Hyperparameters become arguments before that (job/toolkit.py); prepare.py calls
-  both. job/job.py has defaults that depend on other options; job/plan.py checks options against
-  each other, and job/prepare.py warns of those without effect.
+  The use is wherever `options.NAME` stands: search for NAME. State.grace (run/state.py) chooses
+  between the two graces for all that ends. Hyperparameters become arguments before that
+  (job/toolkit.py); prepare.py calls both. job/job.py has defaults that depend on other options;
+  job/plan.py checks options against each other, and job/prepare.py warns of those without effect.
 
 How the words of a failure come about:
 
@@ -35,8 +35,7 @@ How the words of a failure come about:
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
                           `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
-    result/failure.py     `write_failure`: the file; _launch of cli.py calls it, unless the job was
-                          stopped
+    result/failure.py     `write_failure`: the file, which cli.py has written after a failure
 
   All hosts get the text with `End`, and the final text with `Leave`.
 
@@ -57,7 +56,7 @@ How a hang is found and ends the job:
                           (_watch_ranks of run/supervisor.py carries requests and reports)
     watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
     watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`, a
-                          Failure with 75; `reason_of`: the words
+                          Failure with 75; `line_of`, `reason_of`: the words
     peers/coordinator.py  `_watched`: `_fail` counts it at once, as a rank's own
 
 How a stop gets from PID 1 to each rank, and how the job ends:
@@ -77,9 +76,9 @@ Where an exit code comes from:
     errors.py             the launcher's own codes; who chooses a code, also without a coordinator;
                           `EXIT_CODES`: what all codes mean for users
     result/causes.py      makes results of failures and stops; `of_container`: PID 1's
-    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop; every
-                          other end of a job is a call of `_end_all`, too
-    cli.py                `main` returns it
+    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop; all ends
+                          of a job are calls of `_end_all`; `_leave`: the final result, to all
+    cli.py                `main` returns its code, State.result by then
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.

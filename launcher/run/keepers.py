@@ -201,7 +201,7 @@ class Keepers(Lobby[_Connection]):
     def _exit_of(self, message: Any) -> Exit:
         """Return an end with the kernel's counts of what may explain it.
 
-        Of its other fields a rank reports only these; the launcher itself finds out the rest.
+        A rank sets only the fields that are passed on here; the launcher finds out the others.
         """
         end: Exit = wire.read(Exit, wire.read(dict, message))
         counted = wire.read(tuple[str, ...], message.get("counted", []))
