@@ -13,7 +13,7 @@ if not __package__:
     # another `launcher` may come first. And do not leave this folder in sys.path: its modules could
     # be imported as top-level ones.
     folder = os.path.dirname(os.path.abspath(__file__))
-    real = os.path.realpath(folder)  # Python has resolved the first path
+    real = os.path.dirname(os.path.realpath(__file__))  # the first path, as Python has made it
     others = [path for path in sys.path if os.path.realpath(path) != real]
     sys.path[:] = [os.path.dirname(folder)]
     sys.modules.pop("launcher", None)

@@ -60,6 +60,7 @@ REFUSED = [
         for name in ("SM_NUM_GPUS", "SM_NUM_NEURONS")
         for count in ("-1", "two", "\uff11")
     ),
+    ({"SM_NUM_GPUS": "8", "CUDA_VISIBLE_DEVICES": "1,2,01"}, "is '1,2,01'; expected each GPU once"),
     ({"TRAINING_JOB_NAME": "a/b"}, "TRAINING_JOB_NAME is 'a/b'"),
     ({"SAGEMAKER_JOB_NAME": "a/b"}, "SAGEMAKER_JOB_NAME is 'a/b'"),
     ({**GROUPS, GROUPS_OF: "x"}, f"is 'x'; {OBJECT}"),
@@ -88,7 +89,7 @@ def test_what_is_refused(environ, says):
         ("8", "GPU-8932f937,GPU-1", 2),  # by UUID
         ("0", "GPU-1", 0),
         ("8", "GPU-1,0", 1),  # one kind in all
-        ("8", "0,1,1", 0),  # CUDA takes none if one is there twice
+        ("8", "GPU-1,MIG-1", 1),
     ],
 )
 def test_cuda_visible_devices_limits_the_gpus(there, visible, gpus):

@@ -330,6 +330,11 @@ def test_what_the_user_set_stays_and_an_interface_that_does_not_exist_is_not_exp
     assert plan(cluster=cluster, environ=chosen).environment == {}
 
 
+def test_a_log_folder_that_is_no_path():
+    with pytest.raises(LaunchError, match="--launcher-log-dir: a\\\\x00b is no path"):
+        prepare._require_folder("a\0b/algo-1", "a\0b")
+
+
 @pytest.mark.parametrize("endpoint", ["", "algo-9:5000"])
 def test_the_port_of_a_store_elsewhere_is_not_looked_at(pretend_torch, monkeypatch, endpoint):
     pretend_torch("2.13.0")

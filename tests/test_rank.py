@@ -3,6 +3,7 @@
 import os
 import py_compile
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -68,14 +69,14 @@ def without_addresses(text):
 
 def test_neither_a_link_to_the_launcher_nor_a_module_of_the_script_is_in_its_way(script, tmp_path):
     """rank.py needs no module that a script may have, but for those that torch needs, too."""
-    (tmp_path / "link").symlink_to(REPO)
+    (tmp_path / "link").symlink_to(REPO / "launcher" / "run")
+    shutil.copytree(REPO / "launcher" / "run", tmp_path / "links", copy_function=os.symlink)
     script("LIMIT = 3", "resource.py")
     script("import sys, resource, store\nprint(resource.LIMIT, store.GOODS)\nraise ValueError")
     script("GOODS = 5", "store.py")
-    linked = tmp_path / "link" / "launcher" / "run" / "rank.py"
-    argv = [sys.executable, str(linked), "script", "script.py"]
-    for more in ({}, {"PYTHONPATH": str(tmp_path)}):
-        ran = run_as_rank(argv, {**os.environ, **more})
+    for folder, path in (("link", ""), ("links", ""), ("link", str(tmp_path))):
+        argv = [sys.executable, str(tmp_path / folder / "rank.py"), "script", "script.py"]
+        ran = run_as_rank(argv, {**os.environ, "PYTHONPATH": path})
         assert ran.out == "3 5\n" and "in <module>\n    raise ValueError\n" in ran.err
         assert ran.err.count("File ") == 1 and ran.told[0]["end"]["exit_code"] == 1
 

@@ -118,10 +118,10 @@ def test_a_reason_of_any_length_arrives(job):
     job.all_join()
     second.say(
         Failure(
-            Cause.TORCHRUN, 3, "torchrun failed: " + "\u00e9" * (1 << 17), more="\0" * (1 << 17)
+            Cause.TORCHRUN, 3, "torchrun failed: " + "\U0001f600" * (1 << 17), more="\0" * (1 << 17)
         )
     )
-    assert job.result().text.startswith("torchrun failed: \u00e9")
+    assert job.result().text.startswith("torchrun failed: \U0001f600")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.errors import LaunchError, NotFoundError
+from launcher.errors import LaunchError, NotFoundError, UnexpectedError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.child import ask
@@ -146,16 +146,17 @@ def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
 
     A GPU without a UUID gets its index; one that was not found has only the name in its entry. CUDA
-    ignores entries after the first invalid one (programming guide, "Environment Variables"), or of
-    another kind; after a repeated one no GPU is left (torch.cuda._parse_visible_devices).
+    ignores entries after the first invalid one (programming guide, "Environment Variables"), or one
+    of another kind. Raises LaunchError for a repeated GPU: torch would see none.
     """
     found = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(found)]
     entries = environ.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
         return found
-    visible, names = list[Gpu](), [name.strip() for name in entries.split(",")]
-    for entry in names:
-        if entry.isdecimal() != names[0].isdecimal():
+    visible, kinds = list[Gpu](), set[str]()
+    for entry in map(str.strip, entries.split(",")):
+        kinds.add("" if entry.isdecimal() else entry[:4])
+        if len(kinds) > 1:
             break
         if entry.isdecimal() and len(entry) < 6 and int(entry) < len(found):
             visible.append(found[int(entry)])
@@ -165,7 +166,9 @@ def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
             visible.append(next(matches, Gpu(entry)))
         else:
             break
-    return visible if len({*names[: len(visible)]}) == len(visible) else []
+    if len({gpu.uuid for gpu in visible}) < len(visible):
+        raise UnexpectedError("CUDA_VISIBLE_DEVICES", entries, "each GPU once")
+    return visible
 
 
 def count(variable: str, environ: Mapping[str, str]) -> int | None:

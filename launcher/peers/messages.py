@@ -161,7 +161,7 @@ def to_wire(message: Message) -> Mapping[str, Any]:
     if isinstance(message, Failure):
         fields = message._asdict()
         for name, text in fields.items():
-            fields[name] = shortened(text, 2 * LIMIT) if isinstance(text, str) else text
+            fields[name] = shortened(text, 3 * LIMIT // 2) if isinstance(text, str) else text
         message = Failure(**fields)
     return {type(message).__name__: message}
 

@@ -1,4 +1,4 @@
-"""What only the first host can say: which rank ended first, what a job leaves to upload. Pure."""
+"""What only the first host can say: which rank ended first, what all of them did not do. Pure."""
 
 from __future__ import annotations
 

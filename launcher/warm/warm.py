@@ -39,7 +39,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 RUN = os.path.join(os.path.dirname(HERE), "run")
 # Our modules must not hide others, nor may this folder stay in sys.path. If Python was told to
 # leave a script's folder out of it, the ranks' is left out, too.
-IS_FIRST = sys.path[:1] == [os.path.realpath(HERE)]
+IS_FIRST = sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]
 sys.path[:IS_FIRST] = [RUN, HERE]
 import keeper  # type: ignore[import-not-found]
 import rank  # type: ignore[import-not-found]
