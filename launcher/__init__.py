@@ -6,10 +6,10 @@ host for warm starts; `watch` finds the rank that others wait for; `result` desc
 ended; `cli` calls them. `container` is PID 1 and the toolkit's process; `host` has processes,
 signals, files and the clock for all of these; `text` has words, lines of JSON, and their sockets.
 
-Where each decision is made: for each question the files to open, in that order. A file that is
-named elsewhere in the text of a question can stay closed. What carries events and messages can,
-too: run/supervisor.py, the loop, makes events for run/machine.py, and does what that decides;
-peers/channel.py carries messages between hosts (for every host but the first peers/link.py passes
+Where each decision is made: for each question the files to open, in that order. Files that are
+named only to the right, or below a list, can stay closed. So can those that carry events and
+messages: run/supervisor.py, the loop, makes events for run/machine.py, and does what that decides;
+peers/channel.py carries messages between hosts (on every host but the first, peers/link.py passes
 them on), run/keepers.py and run/keeper.py those between the launcher and its ranks.
 
 How an option gets to its use:
@@ -18,7 +18,7 @@ How an option gets to its use:
     job/options.py        the row: name, type, default, help
 
   The use is wherever `options.NAME` stands: search for NAME. State.grace (run/state.py) chooses
-  between the two graces for all that ends. Hyperparameters become arguments before that
+  between the two graces; then search for .grace( too. Hyperparameters become arguments before that
   (job/toolkit.py); prepare.py calls both. job/job.py has defaults that depend on other options;
   job/plan.py checks options against each other, and job/prepare.py warns of those without effect.
 
@@ -29,13 +29,13 @@ How the words of a failure come about:
     run/keepers.py        `_exit_of`, in the launcher: adds what the kernel has counted;
                           `_rank_ended`: the exit code, and the last words of a process
     run/ranks.py          `to_count`: when a failure counts; `failure`: which exception of a thread
-                          goes with it; _count of run/machine.py calls both, and reports
+                          goes with it; run/machine.py calls both (_count, _failure)
     result/causes.py      `of_rank`: the Failure; `headline`: its exceptions in one line;
                           `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
                           `_decide`, `_verdict`: what only the first host knows; `_settled`: once
                           more, for the final text, when all have cleared
-    result/failure.py     `write_failure`: the file, which cli.py has written after a failure
+    result/failure.py     `write_failure`: the file; cli.py calls it after a failure
 
   All hosts get the text with `End`, and the final text with `Leave`.
 
@@ -65,7 +65,7 @@ How a stop gets from PID 1 to each rank, and how the job ends:
     run/machine.py        `signalled`, `_end_ranks`: Stop to the coordinator, and at once EndRanks
                           to keepers; `ended`: the coordinator's End, at which other hosts begin
     run/keeper.py         `_ending`: the rank's end, until all has cleared
-    peers/coordinator.py  `host_stopped`: End to all hosts; `_if_cleared`: Leave to all
+    peers/coordinator.py  `host_stopped`: End to all hosts; `_leave`: Leave to all, here last
     run/machine.py        `cleared`, `left`, `nothing_left` (the loop finds that)
     cli.py                `_launch` logs the last lines; `main` reports the exit code to PID 1
     container/init.py     `run` waits for that, and for its command
@@ -76,9 +76,9 @@ Where an exit code comes from:
     errors.py             the launcher's own codes; who chooses a code, also without a coordinator;
                           `EXIT_CODES`: what all codes mean for users
     result/causes.py      makes results of failures and stops; `of_container`: PID 1's
-    peers/coordinator.py  `_verdict` chooses among failures, `host_stopped` against a stop; all ends
-                          of a job are calls of `_end_all`; `_leave`: the final result, to all
-    cli.py                `main` returns its code, State.result by then
+    peers/coordinator.py  `_cause`, `_verdict` choose among failures, `host_stopped` against a stop;
+                          all ends of a job are calls of `_end_all`; `_leave`: the final result
+    cli.py                `_launch` returns the result that Leave has brought; `main` its code
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.
