@@ -32,7 +32,7 @@ EXIT_NOT_FOUND = 127
 # All exit codes, for users: --launcher-help and docs/options.md show this table.
 EXIT_CODES = {
     "0": "every rank succeeded",
-    "the script's own": "the failed rank's, 1 for an exception; or neuron_parallel_compile's",
+    "the script's own": "of the failed rank (1 for an exception), or of neuron_parallel_compile",
     "128 + n": "the rank that caused the failure was killed by signal n",
     "143, 130": "the job was stopped by SIGTERM or SIGINT (129, 131: SIGHUP, SIGQUIT)",
     f"{EXIT_USAGE}": "the configuration is wrong; no rank was started",

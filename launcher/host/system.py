@@ -99,8 +99,8 @@ class System:
     def connect(self, host: str, port: int, then: Callable[[socket.socket | str], None]) -> None:
         """Connect, and call then(socket, or why there is none).
 
-        In a thread, as a look-up may take long. If this container allows no more of them, the loop
-        waits; the job fails for that when it starts, on all hosts.
+        In a thread, as a look-up may take long. If this container allows no more threads, the loop
+        itself waits; such a job then fails on all hosts, when torchrun is started.
         """
         bell, rope = socket.socketpair()  # the loop wakes when the thread closes its end
         found: list[socket.socket | str] = []
@@ -139,7 +139,8 @@ class System:
         """Return the pids of this process's children that are the job's: not helpers.
 
         An entry point may have started processes before it executed the launcher. Their orphans
-        come to this process, too: except for daemons in its session, where none of the job's is.
+        become this process's children, too. They are in its session, unless they are daemons; no
+        process of the job is.
         """
         own = str(os.getsid(0))
         others = processes.children() - self._not_ours

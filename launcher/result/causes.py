@@ -411,7 +411,9 @@ def of_launcher(host: str, error: Exception) -> Failure:
     return _with_code(Cause.OWN, EXIT_SOFTWARE, what, f"; see the traceback in the log of {host}")
 
 
-# A chain of exceptions in words.
+# A chain of exceptions in words. Programs seldom end with the original exception: they raise
+# another from it, call sys.exit in an `except` (hydra, click, argparse), or pass it on from another
+# process as text (torch's data loader and spawn, multiprocessing, joblib).
 
 # Only collectives report a connection to another rank in these words, wherever they are raised: C++
 # methods, such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in

@@ -444,8 +444,7 @@ def run_module(name: str) -> None:
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
     """Put folder in the place of this file's in sys.path; if there is none, only if `always`."""
-    first = os.path.join(sys.path[0], "rank.py") if sys.path else ""
-    if first and os.path.realpath(first) == os.path.realpath(__file__):  # Python resolves links
+    if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:  # Python resolves links
         sys.path[0] = folder
     elif always:
         sys.path.insert(0, folder)

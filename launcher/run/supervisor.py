@@ -248,7 +248,7 @@ class Supervisor(Stepping):
             if code is not None:
                 error = self._torchrun.words() if code > 0 else ""
                 oom = self._keepers.oom() if code == -signal.SIGKILL else ""
-                # After a stop that came before, or of all processes of this host.
+                # Behind the stops that came before it, and a stop of all processes of this host.
                 at = len(happened) if Stop(-code) in happened else numbers.index(signal.SIGCHLD)
                 happened.insert(at, events.TorchrunEnded(code, error, oom))
         for event in happened:
@@ -260,7 +260,7 @@ class Supervisor(Stepping):
         if isinstance(action, events.StartTorchrun):
             try:
                 self._start_torchrun()
-            except LaunchError as error:  # here: the caller may have read further messages
+            except LaunchError as error:  # here, as the caller may have read further messages
                 self._cannot_start(error)
         elif isinstance(action, events.RunRanks):
             self._keepers.run(action.ranks, self._start_of_rank)

@@ -213,7 +213,7 @@ def as_new(words: list[str], environ: dict[str, str]) -> None:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen != threads and chosen.isdecimal() and int(chosen):
         torch.set_num_threads(int(chosen))  # OpenMP has read its own
-    sys.path[:0] = [RUN] * IS_FIRST
+    sys.path[:0] = [os.path.dirname(os.path.realpath(rank.__file__))] * IS_FIRST
     sys.argv[:] = [os.path.join(RUN, "rank.py"), *words]
     if hasattr(sys, "orig_argv"):  # Python 3.10
         sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]

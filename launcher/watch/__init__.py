@@ -6,8 +6,8 @@ How a hang is found, and who may end the job
     in_rank.py      in each rank, a thread: replies how far its collectives are, and where it is
     host.py         on each host: polls its ranks every --launcher-watch seconds, and reports to
                     the coordinator those without progress for half of --launcher-hang-notify
-    judge.py        in the coordinator: takes reports; when a stall is logged, and is a failure; in
-                    which words
+    judge.py        in the coordinator: takes reports; when a stall is logged, in which words, and
+                    when it is a failure
     waits.py        what hosts report; for judge.py: who waits for whom, and who is at the root
     stacks.py       the stacks of all ranks
 
