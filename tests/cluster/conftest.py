@@ -35,6 +35,12 @@ def image(base) -> str:
 
 
 @pytest.fixture
+def which_image(request) -> str:
+    """An image, by the name of its fixture."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
 def job(client, image, tmp_path) -> Iterator[Job]:
     """A job without hosts yet. At its end its containers and its network are removed."""
     job = Job(client, image, tmp_path / "hosts")

@@ -26,6 +26,7 @@ from conftest import REPO, poll
 
 HERE = Path(__file__).resolve().parent
 DATA = REPO / ".engine"
+SECONDS_OF_A_STEP = 900  # which is long for any command here
 DEBIAN = "debian:bookworm-slim"
 DEBIAN_PYTHON = "3.11"
 LABEL = "sagemaker-torch-launcher.tests"  # its value: the pid of the tests that made it
@@ -152,7 +153,7 @@ def build_base(client: docker.DockerClient) -> str:
         Path(folder, "certificates.crt").write_bytes(trusted)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         pip += ["--only-binary=:all:", "--python-version", DEBIAN_PYTHON, "--dest", folder]
-        subprocess.run([*pip, f"torch=={torch}"], check=True)
+        subprocess.run([*pip, f"torch=={torch}"], check=True, timeout=SECONDS_OF_A_STEP)
         return build(client, tag, path=folder, buildargs={"DEBIAN": debian})
 
 
@@ -184,9 +185,10 @@ def _debian(client: docker.DockerClient) -> str:
     with tempfile.TemporaryDirectory(prefix="debian-") as folder:
         root = os.path.join(folder, "root")
         bootstrap = ["debootstrap", "--variant=minbase", "bookworm", root]
-        subprocess.run(bootstrap, check=True, stdout=subprocess.DEVNULL)
+        options = {"check": True, "timeout": SECONDS_OF_A_STEP}
+        subprocess.run(bootstrap, stdout=subprocess.DEVNULL, **options)
         tar = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
-        subprocess.run(["docker", "import", "-", own], check=True, stdin=tar.stdout)
+        subprocess.run(["docker", "import", "-", own], stdin=tar.stdout, **options)
         assert tar.wait() == 0
     return own
 
@@ -195,7 +197,8 @@ def build_image(base: str, tag: str) -> str:
     """Build the image as people do, with docker's classic builder; return its tag."""
     make = ["make", "-C", str(REPO), "image", f"BASE_IMAGE={base}", f"TAG={tag}"]
     environ = {**os.environ, "DOCKER_BUILDKIT": "0"}
-    subprocess.run([*make, "BUILD_FLAGS=--network host --quiet"], check=True, env=environ)
+    make.append("BUILD_FLAGS=--network host --quiet")
+    subprocess.run(make, check=True, env=environ, timeout=SECONDS_OF_A_STEP)
     return tag
 
 

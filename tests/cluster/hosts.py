@@ -17,7 +17,9 @@ from conftest import OPTIONS, REPO, WITH_LOG_DIR, make_one_file, poll, write_con
 
 from cluster.engine import LABEL
 
-CONTAINERS = (pytest.mark.containers, pytest.mark.torch)
+# Without the fixtures' time: the first tests wait there until the images are built.
+LIMIT = pytest.mark.timeout(600, func_only=True)
+CONTAINERS = [pytest.mark.containers, pytest.mark.torch, LIMIT]
 # Seconds that bounds have on top where other tests run beside these, as in `make test-containers`:
 # they are held where none do, as in `make matrix`.
 SLACK = 60 if "PYTEST_XDIST_WORKER" in os.environ else 0

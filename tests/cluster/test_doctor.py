@@ -1,11 +1,10 @@
 """`sm-launch doctor` in real containers: names, the network, limits, PID 1."""
 
-import pytest
 from conftest import findings
 
 from cluster.hosts import CONTAINERS
 
-pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
+pytestmark = CONTAINERS
 
 
 def test_two_hosts_see_each_other(job):

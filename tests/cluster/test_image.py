@@ -11,7 +11,7 @@ import launcher
 from cluster.engine import LABEL, build, copy_tracked_files
 from cluster.hosts import ALONE, CONTAINERS
 
-pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
+pytestmark = CONTAINERS
 
 
 @pytest.fixture

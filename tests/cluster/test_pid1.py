@@ -5,7 +5,7 @@ from conftest import more, poll
 
 from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, TRAIN
 
-pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
+pytestmark = CONTAINERS
 
 
 @pytest.fixture
@@ -15,12 +15,13 @@ def host(job):
 
 
 @pytest.mark.parametrize(
-    ("whose", "how", "code"),
+    ("which_image", "how", "code"),
     [("aws_image", AWS, 1), more("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
+    indirect=["which_image"],
 )
-def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
+def test_the_end_of_a_container_of_awss(job, host, which_image, how, code):
     """docs/guide.md: 1 for every failure as it is, the job's own below the launcher's `init`."""
-    job.image = request.getfixturevalue(whose)
+    job.image = which_image
     job.will_run("import sys; sys.exit(3)", how)
     job.start()
     assert host.wait() == code, host.log()

@@ -17,7 +17,6 @@ from cluster.hosts import CONTAINERS
 
 # One at a time: all have a network of the same name, and hosts of v3 have the same names on it.
 pytestmark = [*CONTAINERS, pytest.mark.xdist_group("sdk")]
-pytestmark += [pytest.mark.timeout(600)]
 
 NETWORK = "sagemaker-local"
 DDP = ("train-script=train_ddp.py", "epochs=1", "samples=512")
@@ -127,9 +126,9 @@ TRAINED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "whose"), TRAINED)
-def test_two_hosts_train(local, request, name, whose):
-    local.start(name, request.getfixturevalue(whose), *DDP)
+@pytest.mark.parametrize(("name", "which_image"), TRAINED, indirect=["which_image"])
+def test_two_hosts_train(local, name, which_image):
+    local.start(name, which_image, *DDP)
     assert local.process.wait(300) == 0, local.log
     log = local.hosts_log()
     assert log.count("has node_rank 1 (nnodes=2) in job") == 1, log

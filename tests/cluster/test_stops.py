@@ -5,7 +5,7 @@ from conftest import more
 
 from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, SLACK, TRAIN
 
-pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
+pytestmark = CONTAINERS
 
 STOPPED = 143
 BELOW_TINI = "train below an sm-launch init that is not PID 1"
@@ -34,12 +34,18 @@ os._exit(0)  # Python takes torch apart for up to 2 s here, which is the script'
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds"),
-    [(TRAIN, 40), more(ALONE, 5), more(AWS, 5), more(CHANNEL, 5), more(BELOW_TINI, 5)],
+    ("how", "which_image", "seconds"),
+    [
+        (TRAIN, "image", 40),
+        more(ALONE, "image", 5),
+        more(AWS, "own_aws_image", 5),
+        more(CHANNEL, "aws_image", 5),
+        more(BELOW_TINI, "image", 5),
+    ],
+    indirect=["which_image"],
 )
-def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
-    if how in (AWS, CHANNEL):
-        job.image = request.getfixturevalue("own_aws_image" if how == AWS else "aws_image")
+def test_every_rank_hears_a_stop_once_and_saves(job, how, which_image, seconds):
+    job.image = which_image
     job.add("algo-1", "algo-2")
     job.will_run(SAVE, how, launcher_nproc_per_node=2, save_seconds=seconds)
     for host in job.values():
