@@ -47,7 +47,7 @@ except OSError as error:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        # Without a name; of the open file, by its relative path; behind other exceptions.
+        # Without a name; behind other exceptions.
         (FILL, FULL),
         ("f = open('volume/x', 'wb', 0)\nwhile True: f.write(bytes(4096))", FULL),
         ("for n in range(20): open(f'volume/{n}', 'w')", "volume is full (0 of 20 inodes free)"),
@@ -56,7 +56,7 @@ except OSError as error:
         (TRIES.format("raise RuntimeError('not saved') from None"), FULL),
         # There is some left, but not enough, or no more for this user.
         (
-            "path = 'volume/x'\nraise OSError('Not enough free space to write 9 bytes')",
+            "raise OSError(f'Not enough free space to write {__file__[:-9] + \"volume/x\"!r}')",
             "volume has only 1 MiB of 1 MiB free",
         ),
         ("raise OSError(122, 'Disk quota exceeded', 'volume/x')", "volume is used up"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import _socket  # a keeper loads this, too: see lines.py
 import errno
-import io
 import os
 import re
 import signal
@@ -86,7 +85,7 @@ _SHM = "/dev/shm"
 _LITTLE = 1 << 30  # bytes: so little may fill up and be free again within a moment
 # Volumes whose server may not answer.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "9p", "autofs", "afs", "beegfs")
-_LONGEST_PATH, _LONGEST_LINE = 1024, 1000
+_LONGEST_LINE = 1000
 
 
 def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def _of_volumes(kinds: set[str], text: str, errors: Sequence[BaseException]) -> 
     """Return which volume is full, over its quota or nearly full, if the error may come from that.
 
     It is that of shared memory; that of the failed calls' paths; without paths, that of a path in
-    the exceptions' frames or in the text; otherwise any full volume.
+    the text; otherwise any full volume of this machine.
     """
     likely, others = [_SHM], list[str]()
     if "shared memory" in kinds:
@@ -176,7 +175,7 @@ def _of_volumes(kinds: set[str], text: str, errors: Sequence[BaseException]) -> 
         failed = [one for one in errors if isinstance(one, OSError) and one.errno in _OF_SPACE]
         names = [name for error in failed for name in (error.filename, error.filename2)]
         own = [name for name in names if isinstance(name, str)]
-        likely = own or [*_paths_of(errors), *re.findall(_PATH, text)]
+        likely = own or re.findall(_PATH, text)
         others = [] if own else _mounts()
     elif "allocation" not in kinds:
         return []
@@ -240,35 +239,6 @@ def _of_processes() -> list[str]:
             continue
     used = f"user {user} runs {count:,} of {most:,} processes and threads (ulimit -u)"
     return [used] if count >= most * 0.9 else []
-
-
-def _paths_of(errors: Iterable[BaseException]) -> list[str]:
-    """Return paths of open files, and path-like texts, in exceptions' frames, innermost first.
-
-    The files of a frame come before its texts.
-    """
-    import traceback  # takes a few ms; a keeper has no exceptions
-
-    found: list[object] = []
-    for error in errors:
-        for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-            values = [*frame.f_locals.values()]
-            found += [*map(_name_of_file, values), *values]
-    return [value for value in found if type(value) is str and _is_path(value)]
-
-
-def _name_of_file(value: object) -> object:
-    kind = type(value)  # isinstance() may call a proxy's own code
-    if issubclass(kind, io.IOBase) or kind.__module__ == "tempfile":
-        return getattr(value, "name", None)
-    return str(value) if str(kind.__module__).startswith("pathlib") else None
-
-
-def _is_path(value: str) -> bool:
-    """Tell whether a text may be a path; the file need not exist."""
-    if not 0 < len(value) <= _LONGEST_PATH or "\0" in value:
-        return False
-    return os.path.lexists(value) or (os.sep in value and os.path.isdir(os.path.dirname(value)))
 
 
 def _mounts() -> list[str]:
