@@ -112,29 +112,6 @@ def test_the_last_line_of_a_failed_command_that_is_in_no_log_is_told(notes, opti
     assert found == [f'the command\'s last line: "{says}"'] * bool(says)
 
 
-SPAWNS = """
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-{guard}
-if True:
-    context = multiprocessing.get_context({method!r})
-    print(ProcessPoolExecutor(1, context).submit(abs, -1).result())
-    raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-"""
-GUARD = 'if __name__ != "__main__":\n    raise SystemExit'
-
-
-@pytest.mark.parametrize(
-    ("guard", "method", "count"),
-    [("", "spawn", 1), ("", "forkserver", 1), ("", "fork", 0), (GUARD, "spawn", 0)],
-)
-def test_a_script_without_the_guard_that_spawned_processes_need_is_named(
-    notes, guard, method, count
-):
-    note = 'spawned processes run script.py anew, which has no `if __name__ == "__main__":`'
-    assert notes(SPAWNS.format(guard=guard, method=method)) == [note] * count
-
-
 @pytest.fixture
 def kinds(monkeypatch):
     """Return what an error with a text may come from, and what hardware is broken by it."""

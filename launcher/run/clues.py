@@ -16,7 +16,6 @@ import errno
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,8 +38,6 @@ _KINDS = {
     "memory": r"(?i:\bSIGKILL\b|\bsignal:? (?:9|Killed)\b"
     r"|\b(?:exit|return)[ _]?(?:ed with )?(?:code|status)\W{1,5}(?:-9|137|247)\b)"
     r"|\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly",
-    # Only its own traceback says why a process of multiprocessing has ended.
-    "spawned": r"exited unexpectedly|terminated with exit code|terminated abruptly",
     "GLOO_SOCKET_IFNAME": r"Unable to find (?:address|interface) for\b",
     "NCCL_SOCKET_IFNAME": r"\bno (?:usable )?(?:listening |socket )?interfaces? found",
 }
@@ -105,8 +102,6 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
             notes += _of_processes()
         if "files" in kinds:
             notes.append(f"ulimit -n is {os.sysconf('SC_OPEN_MAX'):,}")
-        if "spawned" in kinds:
-            notes += _of_script()
         for variable in sorted(kind for kind in kinds if kind.endswith("_IFNAME")):
             there = ", ".join(name for _, name in _socket.if_nameindex())
             value = os.environ.get(variable)
@@ -210,19 +205,6 @@ def _full(paths: Iterable[str], little: int = 0) -> list[str]:
         if little and free < max(little, size // 10):
             return [f"{_mount(folder)} has only {_bytes(free)} of {_bytes(size)} free"]
     return []
-
-
-def _of_script() -> list[str]:
-    """Return that processes were spawned, and the script lacks what these need."""
-    path = getattr(sys.modules["__main__"], "__file__", None) or ""
-    ways = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
-    if not path or ways.isdisjoint(sys.modules):
-        return []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        is_guarded = "__main__" in path + file.read()
-    missing = 'which has no `if __name__ == "__main__":`'
-    name = os.path.basename(path)
-    return [] if is_guarded else [f"spawned processes run {name} anew, {missing}"]
 
 
 def _of_processes() -> list[str]:
