@@ -451,8 +451,9 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
         return left(state, Leave(state.result), now)  # a keeper is stuck
     if now < phase.warn_at:
         return state, ()
-    said = map(Log, summary.still_running(state, phase.deadline - phase.warn_at))
-    return state._replace(phase=phase._replace(warn_at=math.inf)), (*said, PLACES)
+    line = Log(summary.still_running(state, phase.deadline - phase.warn_at))
+    state = state._replace(phase=phase._replace(warn_at=math.inf))
+    return state, (line, PLACES) if state.alive else ()
 
 
 # The function for each event; each branches on the phase.

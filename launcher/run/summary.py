@@ -10,7 +10,7 @@ from launcher.result.causes import NO_RESTART
 from launcher.run import ranks
 from launcher.run.ranks import Rank
 from launcher.run.state import State, Why
-from launcher.text.words import flag, lasted, plural, signal_name
+from launcher.text.words import lasted, plural, signal_name
 
 # The last line counts all seconds from the launcher's start.
 _SINCE_START = re.compile(r", \d+ s after start")
@@ -18,29 +18,15 @@ _SINCE_START = re.compile(r", \d+ s after start")
 
 def stopping(state: State, number: int) -> list[str]:
     """Return the lines to log as ranks get a stop, whose signal has this `number`."""
-    name, host = signal_name(number), state.job.current_host
-    if state.has_succeeded:
-        line = f"{name} while other hosts are still running: stopping them."
-        return [line] if state.job.members else []
-    line = f"{name}: stopping; the ranks of {host} have {state.grace(Why.STOP):g} s to save."
-    if not any(rank.pid for rank in state.ranks.values()):
-        line = f"{name}: stopping before any rank of {host} has started."
+    host, grace = state.job.current_host, state.grace(Why.STOP)
+    line = f"{signal_name(number)}: stopping; ranks that run on {host} have {grace:g} s to save."
     return [line, *ranks.failed_before(state.ranks.values(), number, host)]
 
 
-def still_running(state: State, seconds: float) -> list[str]:
-    """Return the lines about the ranks that run `seconds` before they are killed."""
-    lines, then = [], f"SIGKILL follows in {seconds:g} s"
-    failed = [rank for rank in state.alive if rank.end and rank.is_reported]
-    for rank in failed:
-        how = f"(at the end of {flag('failure_grace')})"
-        lines.append(f"rank {rank.rank} has failed but is still running: {then} {how}.")
-    others = len(state.alive) - len(failed)
-    if others:
-        lines.append(
-            f"{plural(others, 'rank')} still running at the end of the grace period: {then}."
-        )
-    return lines
+def still_running(state: State, seconds: float) -> str:
+    """Return the line about the ranks that run `seconds` before they are killed."""
+    running = f"{plural(len(state.alive), 'rank')} still running at the end of the grace period"
+    return f"{running}: SIGKILL follows in {seconds:g} s."
 
 
 def lines(state: State, now: float) -> list[str]:
