@@ -206,12 +206,6 @@ def test_a_mistake_of_ours_is_no_invalid_message(keepers, monkeypatch, error):
         keepers.act_until(lambda: len(keepers.told) == 3)
 
 
-def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
-    with keeper(7, *[{"ended": {}}] * 500, RUNS):
-        keepers.act_until(lambda: RankRuns(7, 77) in keepers.told)
-    assert 0 < logged().count("from a rank: b'{\"ended\": {}}'") <= 20
-
-
 @contextlib.contextmanager
 def descriptors_left(count):
     """Use all of this process's descriptors but some."""

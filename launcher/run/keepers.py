@@ -26,7 +26,6 @@ from launcher.watch.stacks import CRASHES, crash_in, frames_of, place
 from launcher.watch.waits import StacksRequest
 
 _STDERR = struct.pack("i", 2)
-_MOST_IGNORED = 20  # invalid messages that the log shows
 # Exit codes of a killed process, or of one that passes on a killed child's: shells', sys.exit's.
 _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
@@ -52,7 +51,6 @@ class Keepers(Lobby[_Connection]):
         self.watch = watch
         self._system, self._take = system, take
         super().__init__(system.selector, _Connection, self._receive, self._lost)
-        self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
 
     @property
@@ -109,9 +107,7 @@ class Keepers(Lobby[_Connection]):
         try:
             event = self._event_of(connection, line)
         except ValueError:  # another error is a mistake of ours
-            self._ignored += 1
-            if self._ignored <= _MOST_IGNORED:
-                self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
+            self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
             return
         if event is not None:
             self._take(event)
