@@ -6,7 +6,6 @@ import fcntl
 import importlib
 import json
 import os
-import re
 import resource
 import select
 import signal
@@ -207,9 +206,7 @@ def test_a_keeper_starts_without_the_modules_that_take_long():
 
 
 def test_it_says_which_rank_it_keeps(start):
-    """With --virtual-local-rank LOCAL_RANK is 0 in all."""
-    file = "/run/attempt_0/2/error.json"
-    kept = start("", rank=7, TORCHELASTIC_ERROR_FILE=file, LOCAL_RANK=0, GROUP_RANK=1)
+    kept = start("", rank=7, LOCAL_RANK=2, GROUP_RANK=1)
     hello = kept.told[0]["hello"]
     assert hello == {"rank": 7, "local_rank": 2, "nproc": 1, "group_rank": 1}
 
@@ -327,7 +324,6 @@ if {how!r} == "daemon":
 """
 SAVES = "signal.signal(signal.SIGTERM, lambda *_: [print('saved', flush=True), os._exit(0)])"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-LEFT = r"1 process left running by rank 0; any that remain will be killed in (\d+) s\."
 
 
 @pytest.mark.parametrize("how", ["child", "session", "daemon"])
@@ -365,11 +361,9 @@ def test_what_is_left_at_a_stop_has_the_grace_too(start):
     kept.run()
     kept.wait("ended")
     kept.end(1, grace=LONG, waits=True)
-    until = re.fullmatch(LEFT, kept.wait("log"))[1]
-    assert LONG - 60 < float(until) <= LONG
     os.kill(kept.left[0], TERM)  # it ends by itself
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
-    assert len([one for one in kept.told if "log" in one]) == 1
+    assert not [one for one in kept.told if "log" in one]
 
 
 def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(start):
@@ -377,7 +371,6 @@ def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(sta
     kept.run()
     kept.wait("ended")
     kept.end(1, grace=8, waits=True)  # its last quarter is near
-    assert re.fullmatch(LEFT, kept.wait("log"))
     assert kept.wait("log").startswith("stopping process ")
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     assert kept.left == []
@@ -399,7 +392,7 @@ def test_a_stop_that_a_script_handles_is_its_own(start):
     kept = waiting(start, "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))", GROUP)
     kept.end(waits=True)
     kept.wait("ended")
-    assert re.fullmatch(LEFT, kept.wait("log"))
+    assert kept.left
     with open("out") as text:
         assert "saved" not in text.read()
     os.kill(kept.left[0], TERM)

@@ -155,11 +155,9 @@ class Keeper:
         self._steps: Iterator[float] | None = None
         self._due = self._deadline = NEVER
         self._prepare()
-        # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
-        folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
         hello = {
             "rank": int(environ["RANK"]),
-            "local_rank": int(folder if folder.isdecimal() else environ["LOCAL_RANK"]),
+            "local_rank": int(environ["LOCAL_RANK"]),
             "group_rank": int(environ["GROUP_RANK"]),
             "nproc": int(environ["LOCAL_WORLD_SIZE"]),
         }
@@ -335,7 +333,6 @@ class Keeper:
             yield deadline
         if did_run and waits and script.died_of_a_stop:
             signalled = self._signal_group()
-        has_told = False
         while self._has_children and (now := time.monotonic()) < deadline:
             pids = [pid for pid in below(os.getpid()) if pid not in signalled]
             if now >= leftovers_at:
@@ -343,10 +340,6 @@ class Keeper:
                 for pid in pids:
                     self._log(f"stopping process {pid}, which {self._name} left running.")
                     send(pid, signal.SIGTERM)
-            elif pids and waits and not has_told:
-                has_told = True
-                count = f"{len(pids)} process{'es' * (len(pids) > 1)} left running by {self._name}"
-                self._log(f"{count}; any that remain will be killed in {deadline - now:.0f} s.")
             yield leftovers_at if now < leftovers_at else min(now + _AGAIN_SECONDS, deadline)
         stuck_at = time.monotonic() + _STUCK_SECONDS
         while self._has_children and (now := time.monotonic()) < stuck_at:
