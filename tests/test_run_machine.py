@@ -350,7 +350,7 @@ def test_a_stop_that_comes_again_is_said():
     """But not the first signal here after another host's: SageMaker signals all."""
     host = running().at(5.0, STOP).at(5.1, Stop(TERM))
     assert host.lines == []
-    assert "the ranks are already stopping" in host.at(6.0, Stop(TERM)).lines[0]
+    assert "gives ranks no more time" in host.at(6.0, Stop(TERM)).lines[0]
 
 
 HANDLES, DEFAULT = Disposition.HANDLES, Disposition.DEFAULT

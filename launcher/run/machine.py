@@ -175,9 +175,8 @@ def _kill_torchrun(state: State, why: Why, now: float) -> Step:
 
 
 def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
-    """Finish, if this host may leave."""
-    is_over = isinstance(state.phase, Leaving) and not state.torchrun_runs
-    return state._replace(phase=Done()) if is_over else state, ()
+    """Finish: the loop looks for what is left only when this host may leave."""
+    return state._replace(phase=Done()), ()
 
 
 # Signals, and a host that cannot start.
@@ -210,12 +209,10 @@ def signalled(state: State, event: Stop, now: float) -> Step:
         end_number = phase.end_number if isinstance(phase, Ending) else LOCAL
         state, actions = _end_ranks(state, Why.STOP, now, number, end_number)
         return state, (event, *actions)
-    if isinstance(phase, (Ending, Leaving)) and phase.why is Why.STOP:
-        line = f"{name}: the ranks are already stopping; this does not give them more time."
+    if not works_on:
+        line = f"{name}: the job is already ending; this gives ranks no more time."
         # SageMaker signals every host: another host may have reported this stop before.
         return state, () if is_first else (Log(line),)
-    if not works_on:
-        return state, (Log(f"{name}: the job is already ending."),)
     killed: Actions = ()  # no rank has to save anything
     if isinstance(phase, Leaving) and not phase.is_killed:
         state, killed = _kill_torchrun(state, phase.why, now)

@@ -141,20 +141,17 @@ def has_handled(rank: Rank, number: int) -> bool:
     A rank may save and then end itself by the signal; but an uncaught SIGINT ends Python the same
     way.
     """
-    codes = _ends_of_handled(number)
-    if number != signal.SIGINT:
-        codes += (-number,)
-    return rank.response is Disposition.HANDLES and rank.exit_code in codes
-
-
-def _ends_of_handled(number: int) -> tuple[int, ...]:
-    """Return the exit codes of a stop, or of a restart's SIGTERM just before, that was handled."""
-    return (0, 128 + number, 128 + signal.SIGTERM)
+    if rank.response is not Disposition.HANDLES or rank.exit_code == -signal.SIGINT:
+        return False
+    return is_end_of_stop(rank.exit_code, number)
 
 
 def is_end_of_stop(exit_code: int | None, number: int) -> bool:
-    """Whether a rank with this exit code was stopped, and did not fail by itself."""
-    return exit_code in (-number, -signal.SIGTERM, *_ends_of_handled(number))
+    """Whether a rank with this exit code was stopped, and did not fail by itself.
+
+    A restart's SIGTERM may have come just before the stop.
+    """
+    return exit_code in (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def may_follow_stop(event: Any) -> bool:
