@@ -62,8 +62,8 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7754,
-    ("run", "warm"): 2701,
+    ("",): 7629,
+    ("run", "warm"): 2576,
     ("watch",): 1077,
     ("peers",): 843,
     ("job",): 1500,

@@ -29,7 +29,6 @@ THREAD = (
 PROCESS = "import subprocess; process = subprocess.Popen(['sleep', '99'], start_new_session=True)"
 HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
 THREAD_IN_FORKS = f"import os; os.register_at_fork(after_in_child=lambda: exec({THREAD!r}))"
-HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lambda *_: None})())"
 
 
 @pytest.mark.torch
@@ -44,7 +43,6 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
         slow("odd.py", HANDLER, ["odd"], "an import has set a handler for signal 15"),
         slow("odd.py", THREAD_IN_FORKS, ["odd"], "an import has each fork start a thread"),
         ("queue.py", "", [], "queue is loaded, and would hide the queue in "),
-        slow("sitecustomize.py", HOOK, [], "sitecustomize changes how Python imports"),
     ],
 )
 def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text, options, says):

@@ -21,7 +21,6 @@ import sys
 BEFORE = frozenset(sys.modules)  # as a script finds them
 
 # ruff: noqa: E402
-import builtins
 import contextlib
 import gc
 import importlib.machinery
@@ -49,8 +48,6 @@ del sys.path[:2]
 for name in {*sys.modules} - BEFORE:
     if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") in (RUN, HERE):
         del sys.modules[name]
-# Finders of Python itself, and of the .pth files of setuptools and virtualenv.
-_FINDERS = ("_frozen_importlib", "_distutils_hack", "__editable__", "_virtualenv")
 _before = dict(os.environ)  # before the imports
 
 
@@ -59,8 +56,6 @@ _before = dict(os.environ)  # before the imports
 
 def why_unfit(folder: str, preload: list[str]) -> str:
     """Import all; return why forks would differ from new processes, "" if they would not."""
-    if hooks := _hooks():
-        return f"{hooks} changes how Python imports modules"
     before = _state()
     for name in ("torch", "torch.distributed", *preload):
         try:
@@ -88,15 +83,6 @@ def _state() -> dict[str, set[str]]:
         "started a thread": {f"({number})" for number in os.listdir("/proc/self/task")},
         "started a process": {f"({pid})" for pid in keeper.below(os.getpid())},
     }
-
-
-def _hooks() -> str:
-    """Return the name of a site module that hooks imports: it may read RANK."""
-    finders = [str(getattr(finder, "__module__", "")) for finder in sys.meta_path]
-    is_hooked = not all(module.startswith(_FINDERS) for module in finders)
-    is_hooked |= not isinstance(builtins.__import__, type(len))
-    own = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]
-    return own[0] if own and is_hooked else ""
 
 
 def _hides_another(name: str, folder: str) -> bool:
