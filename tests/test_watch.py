@@ -78,7 +78,6 @@ KINDS = {
     "in": lambda number: group(number, number),
     "begun": counted,  # of NCCL's groups
     "held": lambda number: counted(number, waits=number),
-    "lost": lambda most: group(most)._replace(is_bound=True),  # by the recorder
 }
 
 
@@ -180,8 +179,8 @@ ABSENT = [
     (f"in 61 | in 61 | in 61 | ; {SILENT}", (3,), 61, 3),
     # Rank 0 is behind, but waits for rank 1 in another group.
     ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
-    # How far rank 0 is is unknown: its operations between two ranks are counted, too.
-    ("lost 75 | in 61 | in 61 | in 61", (0,), 61, 3),
+    # Of rank 0 the recorder has lost all entries of this group.
+    ("at 0 | in 61 | in 61 | in 61", (0,), 61, 3),
     # A rank that has gone on to the next one, while another is in this one and a third in none.
     ("in 61 | in 62 | at 61 | at 62", (2,), 62, 1),
     (f"begun 61 | begun 61 | begun 61 | begun 61; {SILENT}", (3,), 61, 3),
@@ -665,8 +664,8 @@ def entry(number, **how):
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        ([], (9, 0, "", "")),  # the recorder's buffer has no entry of this group any more
-        ([entry(12), entry(13, retired=False)], (9, 0, "", "")),  # these were of another one
+        ([], (0, 0, "", "")),  # the recorder's buffer has no entry of this group any more
+        ([entry(12), entry(13, retired=False)], (0, 0, "", "")),  # these were of another one
         ([entry(1), entry(2)], (2, 0, "", "")),
         ([entry(1), entry(2, retired=False)], (2, 2, "all_reduce", "4x2 Float")),
         ([entry(2, retired=False), entry(3, retired=False)], (3, 2, "all_reduce", "4x2 Float")),
@@ -676,7 +675,7 @@ def entry(number, **how):
     ],
 )
 def test_how_far_a_group_is(entries, expected):
-    said = in_rank.summary(entries, 9, has_lost=True)
+    said = in_rank.summary(entries, 9)
     assert (*said, "", "")[:4] == expected
 
 
@@ -684,19 +683,16 @@ def test_groups_in_which_a_rank_waits_come_first():
     world, other = a_group("cpu:gloo"), a_group("cpu:gloo")
     (one,) = other.pg_group_ranks
     world.pg_group_ranks[one], world.pg_backend_config[one] = {1: 0, 2: 1}, "cpu:gloo"
-    entries = [entry(3, record_id=0), entry(4, process_group=["1", ""], retired=False)]
+    entries = [entry(3), entry(4, process_group=["1", ""], retired=False)]
     world.pg_names[one] = "1"
     said = [Group(*fields) for fields in in_rank.groups(world, entries, {})]
     assert [(group.ranks, group.waits) for group in said] == [("1,2", 4), ("0,1", 0)]
 
 
-@pytest.mark.parametrize(("oldest", "last"), [(0, 0), (7, 9)])
-def test_a_group_of_which_the_recorder_holds_nothing(oldest, last):
-    """It has begun nothing, unless the recorder has had no room."""
-
-    entries = [entry(3, record_id=oldest, process_group=["1", ""])]
+def test_a_group_of_which_the_recorder_holds_nothing_has_begun_nothing():
+    entries = [entry(3, process_group=["1", ""])]
     (said,) = groups_of("cpu:gloo", entries)
-    assert (said.ranks, said.order, said.last, said.is_bound) == ("0,1", 0, last, bool(last))
+    assert (said.ranks, said.order, said.last) == ("0,1", 0, 0)
 
 
 def a_group(backends):
@@ -754,7 +750,7 @@ def test_whether_the_last_collective_of_nccls_has_ended(
 def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expected):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
     other = entry(2, profiling_name="other:all_reduce", retired=False)
-    entries = [entry(1, record_id=0), other]
+    entries = [entry(1), other]
     said = groups_of(backends, entries if "gloo" in backends else [])
     assert [(one.last, one.is_counted) for one in said] == expected
 

@@ -372,7 +372,6 @@ def groups(
     Groups in which the rank waits come first. `entries` are gloo's, `ended` is NCCL's.
     """
     found, seen = list[list[Any]](), dict[str, int]()
-    has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
     for group, name in dict(world.pg_names).items():
         ranks = ranges(sorted(world.pg_group_ranks[group]))
         order = seen[ranks] = seen.get(ranks, -1) + 1  # among groups of the same ranks
@@ -385,7 +384,7 @@ def groups(
         ]
         states = [counted(group, ended)] if is_counted else []
         if own or not is_counted:  # one group may have both NCCL and gloo
-            states.append(summary(own, _sequence(group), has_lost=has_lost))
+            states.append(summary(own, _sequence(group)))
         found += [[ranks, order, label, *one] for one in states if len(ranks) <= _LONGEST_RANKS]
     return sorted(found, key=lambda one: not one[4])
 
@@ -429,18 +428,16 @@ def _sequence(group: Any) -> int:
         return 0
 
 
-def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> list[Any]:
+def summary(own: Sequence[dict[str, Any]], count: int) -> list[Any]:
     """Return a group's fields after its name, by the recorder's entries.
 
-    It waits in the first collective that has not ended. If the recorder `has_lost` its entries,
-    there is a bound: `count`, of all the group's operations.
+    It waits in the first collective that has not ended. `count` is of all the group's operations.
+    Entries that the recorder has lost, for lack of room, count as not begun.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
     if own and own[-1]["op_id"] > count:
         own = []  # they are an earlier group's: this one has begun nothing yet
-    if has_lost and not own:
-        return [count, 0, "", "", False, True]
     last = max((one["collective_seq_id"] for one in own), default=0)
     begun = [one for one in own if not one["retired"]]
     if not begun:

@@ -36,8 +36,7 @@ class Group(NamedTuple):
     ranks. `last` is the number of the last collective that the rank has begun; `waits` that of the
     first which has not ended, 0 if there is none, `op` its operation (`all_reduce`) and `size` its
     input's size. If collectives are only counted, as for NCCL, `waits` is `last` if that has surely
-    not ended, and `op` and `size` are unknown. If `last` is only a bound, the rank has begun so
-    many or fewer.
+    not ended, and `op` and `size` are unknown.
     """
 
     ranks: str
@@ -48,7 +47,6 @@ class Group(NamedTuple):
     op: str = ""
     size: str = ""
     is_counted: bool = False
-    is_bound: bool = False
 
     @property
     def is_making(self) -> bool:
@@ -273,7 +271,7 @@ def _wait_in(views: Mapping[int, Group], ranks: StalledRanks) -> Wait | None:
     Ranks that have begun 7, 7 and 6: the first two, if they are inside #7, wait there for the third
     one. All have begun 7, and two are inside: those wait in #7, nobody is absent.
     """
-    furthest = max(views.values(), key=lambda view: (not view.is_bound, view.last))
+    furthest = max(views.values(), key=lambda view: view.last)
     members = [rank for rank in sorted({*furthest.members, *views}) if rank in ranks]
     begun = {rank: _begun(ranks[rank], views.get(rank), furthest) for rank in members}
     least = min(begun.values())
@@ -302,12 +300,11 @@ def _begun(rank: StalledRank, view: Group | None, furthest: Group) -> int:
     """Return how many collectives a member has surely begun, or _UNKNOWN.
 
     A silent rank's count is that of its last reply. If counts alone show that others wait, it
-    counts as one that they may wait for; so does one of which only a bound is known.
+    counts as one that they may wait for.
     """
     if view is None:
         is_known = bool(rank.trouble) or not furthest.is_counted
         return 0 if is_known and not rank.has_more else _UNKNOWN
-    is_behind = furthest.is_counted and rank.trouble and not rank.has_ended
-    if is_behind or view.is_bound:
+    if furthest.is_counted and rank.trouble and not rank.has_ended:
         return min(view.last, max(furthest.last - 1, 0))
     return view.last
