@@ -268,17 +268,6 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
             file.close()
 
 
-@pytest.mark.parametrize("lacks", [197, 1, 0])
-def test_a_limit_on_open_files_that_is_too_small(job, monkeypatch, lacks):
-    needs = 20 + 299 + STRANGERS + 14  # 20 are open; the last ones are for what it starts later
-    monkeypatch.setattr(System, "open_files", lambda _: (needs - lacks, 20))
-    job.hosts = MANY
-    (first,) = job.join(MANY[0])
-    says = f"launcher: 127.0.0.1 can have {needs - lacks} files open (ulimit -n), but the "
-    says += f"connections of 300 hosts need {needs}; raise that limit.\n"
-    assert (first.result and first.result.text) == (says if lacks else None)
-
-
 INVALID = [b"no JSON", b"[1]", b"NaN", b'{"x": 1e999}', b'{"x": ' + b"9" * 5000]
 INVALID += [b"[" * 50_000, b"null", b"", b"\xff"]
 

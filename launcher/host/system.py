@@ -90,12 +90,6 @@ class System:
 
     # The network. Sockets do not block.
 
-    @staticmethod
-    def open_files() -> tuple[int, int]:
-        """Return how many files this process may have open, and how many it has."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return soft, len(os.listdir("/proc/self/fd")) - 1  # 1: for the listing itself
-
     def connect(self, host: str, port: int, then: Callable[[socket.socket | str], None]) -> None:
         """Connect, and call then(socket, or why there is none).
 

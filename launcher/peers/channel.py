@@ -40,7 +40,6 @@ from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
 from launcher.text.words import Note, other_port
 
 STRANGERS = 64  # connections that fit, besides those of the other hosts
-_DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
 _LISTEN_AGAIN_SECONDS = 1  # between two tries to listen
 # For another program to release the port; other programs need that long to see it, too.
 _LISTEN_SECONDS = 3
@@ -141,8 +140,8 @@ class Channel(Stepping):
         super().__init__(system, state, self._machine.step, note, name)
         self._connections: dict[str, Connection] = {}  # by host
         self._refused = 0
-        self._room = len(job.members) + STRANGERS
-        self._lobby = Lobby(system.selector, Connection, self._receive, self._lost, self._room)
+        room = len(job.members) + STRANGERS
+        self._lobby = Lobby(system.selector, Connection, self._receive, self._lost, room)
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._alive_at = self._meet_at = math.inf
         self.own_address = ""  # the address that connects this host to the others
@@ -251,22 +250,12 @@ class Channel(Stepping):
                 self._meet_at = now + _LISTEN_AGAIN_SECONDS
             else:
                 seen = (
-                    f"{job.current_host} cannot listen on port {port} for the launchers of the "
-                    f"other hosts ({os.strerror(error.errno or 0)})"
+                    f"launcher: {job.current_host} cannot listen on port {port} for the launchers "
+                    f"of the other hosts ({os.strerror(error.errno or 0)})"
                 )
-                self._cannot_listen(f"{seen}; {other_port('peer_port')}.")
+                self.report(of_host(f"{seen}; {other_port('peer_port')}."))
             return
         self._lobby.listen(*sockets)
-        files, used = self._system.open_files()
-        needs = used + self._room + _DESCRIPTORS
-        if files < needs:
-            self._cannot_listen(
-                f"{job.current_host} can have {files} files open (ulimit -n), but the connections "
-                f"of {job.cluster.nnodes} hosts need {needs}; raise that limit."
-            )
-
-    def _cannot_listen(self, why: str) -> None:
-        self.report(of_host(f"launcher: {why}"))
 
     def _end_listening(self) -> None:
         """Accept no more connections, and close those of strangers."""

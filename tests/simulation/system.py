@@ -235,10 +235,6 @@ class System:
 
     # The network.
 
-    def open_files(self) -> tuple[int, int]:
-        """Return how many files there can be open, and are."""
-        return 1 << 16, 0
-
     def listen(self, host: str, port: int) -> tuple[list[Any], bool]:
         """Listen for the other hosts."""
         if self.job.clock.now < self.job.network.taken_until:
