@@ -135,7 +135,7 @@ def due(state: Stalls, *, is_running: bool = True) -> float:
 def _fails_at(stall: Stall, state: Stalls) -> float:
     """Return when a stall fails the attempt; infinite: never."""
     since = stall.since if stall.may_fail else math.inf
-    if stall.runs_on and not any(report.others for report in state.reports.values()):
+    if stall.kind == waits.RUN_ON and not any(report.others for report in state.reports.values()):
         idle = [rank for rank in _ranks(state).values() if rank.runs_on or rank.waits]
         since = max((rank.since for rank in idle), default=math.inf)
     # Two polls would have shown progress.
@@ -217,7 +217,7 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     # A report with stacks also lists ranks that have just moved: a poll must follow its beginning.
     patience = max(options.hang_notify, options.watch + _REPORT_SECONDS)
     for stall in waits.stalls_in(ranks):
-        if options.notes or stall.may_fail or stall.runs_on:
+        if options.notes or stall.may_fail or stall.kind == waits.RUN_ON:
             notice_at = stall.since + patience
             earlier = tracked.pop(stall.kind, stall)
             if earlier.named & stall.ranks.keys():  # otherwise that one has ended
@@ -273,7 +273,7 @@ def _idle(stall: Stall, now: float) -> str:
     first = stall.ranks[stall.root[0]]
     number, place, more = first.rank, first.place, len(stall.root) - 1
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
-    if stall.runs_on:
+    if stall.kind == waits.RUN_ON:
         who = f"rank {number}'s script has ended, but its process is still running"
         return f"{who}: {place}{others}"
     hint = " (a lock file of a run that was killed?)" if _LOCK_FILE.search(place) else ""

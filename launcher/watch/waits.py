@@ -23,6 +23,7 @@ ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's troubl
 _MOST_RANKS = 1 << 17
 _UNKNOWN = 1 << 62  # collectives
 
+WAIT, RUN_ON, STAND_STILL = "wait", "run on", "stand still"  # what the ranks of a stall do
 Key = tuple[str, int, bool]
 
 
@@ -173,9 +174,10 @@ class Stall(NamedTuple):
     each other, each rank in the wait at the same index. Without a root, all members have begun the
     first of `waits`, and it does not complete. Without `waits`, all ranks are at the root, and
     idle: they run on after their scripts, or stand still before any collective. Unless it `is_sure`
-    that a rank still waits, nothing is logged and nothing is ended.
+    that a rank still waits, nothing is logged and nothing is ended. Of each `kind` there is one.
     """
 
+    kind: str
     ranks: StalledRanks
     root: tuple[int, ...]
     waits: tuple[Wait, ...]
@@ -198,11 +200,6 @@ class Stall(NamedTuple):
         return bool(self.waits) and {one.is_making for one in groups if one.waits} != {True}
 
     @property
-    def runs_on(self) -> bool:
-        """Whether it is about ranks that run on after their scripts."""
-        return not self.waits and self.ranks[self.root[0]].runs_on
-
-    @property
     def is_circle(self) -> bool:
         """Whether the ranks at the root wait for each other."""
         return bool(self.waits and self.root) and self.root[0] in self.waits[0].waiting
@@ -212,11 +209,6 @@ class Stall(NamedTuple):
         """The ranks that wait."""
         return tuple(sorted(set(self.ranks) - (set() if self.is_circle else set(self.root))))
 
-    @property
-    def kind(self) -> tuple[bool, bool]:
-        """What is tracked as one: ranks wait, run on, or stand still."""
-        return bool(self.waits), self.runs_on
-
 
 def stalls_in(ranks: StalledRanks) -> list[Stall]:
     """Return the stall of ranks that wait, of those that run on, and of those that stand still."""
@@ -224,9 +216,10 @@ def stalls_in(ranks: StalledRanks) -> list[Stall]:
     members = {number for stall in found for number in stall.ranks}
     run_on = {number: rank for number, rank in ranks.items() if rank.runs_on}
     still = {n: rank for n, rank in ranks.items() if rank.is_still and n not in members}
-    for idle in filter(None, (run_on, still)):
-        since = min(rank.since for rank in idle.values())
-        found.append(Stall(idle, tuple(sorted(idle)), (), since))
+    for kind, idle in ((RUN_ON, run_on), (STAND_STILL, still)):
+        if idle:
+            since = min(rank.since for rank in idle.values())
+            found.append(Stall(kind, idle, tuple(sorted(idle)), (), since))
     return found
 
 
@@ -250,9 +243,10 @@ def _stalls_of_waits(ranks: StalledRanks) -> list[Stall]:
     for wait in sorted(stuck, key=lambda wait: (not wait.absent, not wait.is_sure)):
         root = tuple(rank for rank in wait.absent if rank in idle)
         if root or not wait.absent:
-            return [Stall(of_stall, root, (wait,), since, is_sure)]
+            return [Stall(WAIT, of_stall, root, (wait,), since, is_sure)]
     circle = tuple(sorted(absent))
-    return [Stall(of_stall, circle, tuple(first_wait[rank] for rank in circle), since, is_sure)]
+    each = tuple(first_wait[rank] for rank in circle)
+    return [Stall(WAIT, of_stall, circle, each, since, is_sure)]
 
 
 def _waits(ranks: StalledRanks) -> list[Wait]:
