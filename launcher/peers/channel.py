@@ -146,7 +146,7 @@ class Channel(Stepping):
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
         if isinstance(self.state, JobState):
-            self.happens(events.Arrived(self.state.hello, ""))
+            self.happens(events.Arrived(messages.hello(self._job), ""))
         if self._job.has_peers:
             self._meet()
 

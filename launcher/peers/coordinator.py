@@ -117,7 +117,6 @@ class JobState(NamedTuple):
 
     job: Job
     phase: JobPhase
-    hello: Hello  # this host's own
     absent: frozenset[str]  # hosts that have not joined yet
     longest_grace: float = 0.0  # of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
@@ -152,7 +151,7 @@ JobStep = tuple[JobState, tuple[events.Action, ...]]
 def begin(job: Job, now: float) -> JobState:
     """Return the state at the launcher's start."""
     joining = Joining(now + job.options.start_timeout, now + events.LOG_MISSING_SECONDS)
-    return JobState(job, joining, messages.hello(job), frozenset(job.cluster.hosts))
+    return JobState(job, joining, frozenset(job.cluster.hosts))
 
 
 def due(state: JobState) -> float:
@@ -218,7 +217,7 @@ def refusal(state: JobState, other: Hello) -> str:
 
 def _difference(state: JobState, other: Hello) -> str:
     """Return the values on which that host and this one disagree; "" if they agree."""
-    for what, value in state.hello.fingerprint.items():
+    for what, value in messages.hello(state.job).fingerprint.items():
         different = other.fingerprint.get(what)
         if different != value:
             return (
