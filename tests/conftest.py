@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,11 +216,7 @@ class Ran(NamedTuple):
         return self.code, self.out, self.err
 
 
-def run_as_rank(
-    argv: list[str],
-    env: Mapping[str, str] | None = None,
-    hears: Callable[[dict[str, Any]], object] = lambda message: None,
-) -> Ran:
+def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
     """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
     ours, its = socket.socketpair()
     told: list[dict[str, Any]] = []
@@ -231,7 +227,6 @@ def run_as_rank(
             for line in lines:
                 if line.startswith(b"{"):
                     told.append(json.loads(line))
-                    hears(told[-1])
                 else:
                     crash.append(line.decode())
 

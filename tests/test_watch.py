@@ -331,12 +331,13 @@ def test_a_rank_that_runs_on_after_its_script_is_reported():
     assert returning(lambda now: {} if now < 110 else LATE)[0][1] == "in its exit handlers"
 
 
-def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_connected():
+def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_ended():
     watch = Watch(15, 20, lambda pid: 0.0)
     watch.started(7, 3, 1, 100)
     watch.script_ended(7, 100)
     found = [(now, *one.ranks) for now, one in reported(watch, lambda *_: (), 200, {7: None})]
-    runs_on = StalledRank(3, 1, 31, place="in its exit handlers", runs_on=True)
+    somewhere = "in a thread, a child process or an exit handler"
+    runs_on = StalledRank(3, 1, 31, place=somewhere, runs_on=True)
     assert [one for one in found if one[1:]] == [(131, runs_on)]
 
 

@@ -25,6 +25,7 @@ _MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
 _REPORT_BYTES, _STACK_BYTES = 60_000, 6_000  # of a message, which may have 64 KiB; of a rank's
 # For a rank to reply where it is; then to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
+_RUNS_ON_IN = "in a thread, a child process or an exit handler"  # until its replies say more
 _IDLE = 0.02  # of a core; a waiting rank and its children use less
 # By the letter of the process's state; otherwise its code holds Python's lock.
 _WHY_SILENT = {
@@ -66,7 +67,7 @@ class _Rank:
         if code is not None or self.has_failed:
             return known
         if not self.is_connected:
-            if has_returned and ran_on > misses:  # before, it may be about to connect
+            if has_returned and ran_on > misses:  # before, it may be about to end
                 return known._replace(unchanged=ran_on, trouble="", groups=(), runs_on=True)
             if has_returned or self.is_connected is False:
                 return None
@@ -118,7 +119,7 @@ class Watch:
         """Note that a rank's script has ended."""
         rank = self._of(pid)
         rank.returned_at = now
-        rank.known = rank.known._replace(place=stacks.AT_EXIT, is_still=False)
+        rank.known = rank.known._replace(place=_RUNS_ON_IN, is_still=False)
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Handle a rank's reply. Raises ValueError, and changes nothing, if it is not valid."""

@@ -1,12 +1,11 @@
 """Reports to the launcher, from inside a rank, how far its collectives are, and where it is.
 
 A thread waits for the launcher's requests. It starts when the script imports torch.distributed
-(before the script, if that is already imported: a warm start), or when the script has ended and its
-process still runs. It replies within milliseconds that there was progress since the last poll; or
-else which collectives this rank has begun, which of them have not ended, and where all threads are.
-If it does not reply, the script's C code holds the interpreter, or the process is suspended. Then
-faulthandler, at a signal, writes where the main thread is to the same connection: in C, and without
-the interpreter.
+(before the script, if that is already imported: a warm start). It replies within milliseconds that
+there was progress since the last poll; or else which collectives this rank has begun, which of them
+have not ended, and where all threads are. If it does not reply, the script's C code holds the
+interpreter, or the process is suspended. Then faulthandler, at a signal, writes where the main
+thread is to the same connection: in C, and without the interpreter.
 
 While a rank makes a group, it waits for the others that make it: it reports this as a wait in a
 group of a special kind. At the end of its script a rank reports whether it worked alone: whether no
@@ -48,7 +47,6 @@ _RECORDER, _ENTRIES = "TORCH_FR_BUFFER_SIZE", "2000"  # torch's default where it
 # characters of a group's ranks; threads, and calls of a thread.
 _GROUPS_BYTES, _LONGEST_RANKS = 16_000, 2000
 _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
-_END_SECONDS = 1.0  # in which most processes end after their script
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
 _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
 # Arguments of init_process_group that take the place of variables of the rank's start.
@@ -149,18 +147,15 @@ class Replier:
         return found
 
     def script_ended(self) -> None:
-        """Start in any case; from now on a rank is expected to end."""
-        with contextlib.suppress(Exception):
-            if not self._has_started:
-                self._start(after=_END_SECONDS)
-            self._has_returned = True
+        """Note that from now on a rank is expected to end."""
+        self._has_returned = True
 
-    def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which begins to reply after this many seconds."""
+    def _start(self) -> None:
+        """Start the thread that replies."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._at_exit)
         with contextlib.suppress(RuntimeError):  # ulimit -u
-            start_new_thread(self._run, (after,))
+            start_new_thread(self._run, ())
 
     def _at_exit(self) -> None:
         """Keep threads out of C++ while Python exits: ending one there would abort the process."""
@@ -174,10 +169,9 @@ class Replier:
                 if isinstance(error, Exception):  # others are too late for the exit code
                     raise  # Python prints it
 
-    def _run(self, after: float) -> None:
+    def _run(self) -> None:
         # An exception: the keeper is gone, or Python is.
         with contextlib.suppress(Exception):
-            sleep(after)
             self._signal = _write_at_signal(self._keeper)
             self._keeper.send({"watch": self._signal})
             for request in self._keeper.requests():
@@ -227,7 +221,7 @@ class Replier:
     def _progress(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the state of each group, unless it has changed since the last poll."""
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        if world is None:  # it has not imported torch.distributed
+        if world is None:  # it is importing torch.distributed
             return {"groups": []}
         main = of_threads("_current_frames").get(self._main, sys._getframe())  # it may have ended
         making, note = self._meeting([frame for frame, _ in walk_stack(main)])

@@ -23,7 +23,6 @@ GATHER_SECONDS = 3.0  # for all hosts
 MOST_CALLS = 60  # of a thread
 _MOST_LINES, _MOST_BYTES = 400, 40_000  # of all hosts
 _MOST_PLACE = 100  # characters
-AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _STANDARD = re.compile(r"/lib(64)?/python3\.\d+/(?!(site|dist)-packages/)|^<frozen ")
 _OURS = re.compile(r"/launcher/(run|watch|warm)/(rank|in_rank|warm)\.py$")
@@ -137,7 +136,7 @@ def kept_by(threads: Sequence[Thread], child: str) -> str:
     for thread in own or others:
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         return f'thread "{thread.name[:_MOST_PLACE]}"{in_place(thread.calls)}{more}'
-    return f"{AT_EXIT}{in_place(threads[0].calls if threads else ())}"
+    return f"in its exit handlers{in_place(threads[0].calls if threads else ())}"
 
 
 def _own(calls: Calls) -> Calls:
