@@ -16,7 +16,6 @@ from launcher.job import arguments
 from launcher.job.cluster import ALONE
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
-from launcher.job.resources import require_files
 from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
 from launcher.result.failure import prepare_failure, write_failure
 from launcher.run import summary, supervisor
@@ -108,7 +107,6 @@ def _run_tool(
 def _launch(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, report: Report
 ) -> Result:
-    require_files()  # the launcher cannot work without them
     job = prepare(argv, environ)
     if job is None:
         return SUCCESS

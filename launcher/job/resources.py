@@ -10,7 +10,6 @@ import importlib.machinery
 import json
 import os
 import re
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from launcher.text.words import is_loopback
 
 # Seconds. nvidia-smi has been seen to block on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
-FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 _printed: dict[str, str] = {}  # what drivers' commands have printed, by the commands' paths
 _TORCHRUN = os.path.join("distributed", "run.py")
 _DEVICE = re.compile(r"^ *(GPU|MIG) (?:\d+: )?(.*?) *(?:\(UUID: ([^)\s]+)\))?$", re.MULTILINE)
@@ -74,16 +72,6 @@ def _require_psutil() -> None:
         raise LaunchError(
             f"psutil cannot be imported by {sys.executable} ({error}); install it there."
         ) from None
-
-
-def require_files() -> None:
-    """Raise LaunchError if this process may have so few files open that torchrun would fail."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is raised to it
-    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
-        raise LaunchError(
-            f"this process may have {hard} files open (ulimit -n), but torchrun needs "
-            f"{FEWEST_FILES}; raise that limit."
-        )
 
 
 def torch_folder() -> str:
