@@ -18,7 +18,6 @@ from launcher.errors import LaunchError, NotFoundError, UnexpectedError
 from launcher.job.job import Job, LaunchPlan
 from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
-from launcher.job.toolkit import LONGEST
 from launcher.text.words import flag, plural, short
 
 STUB = os.path.join(PACKAGE, "run", "stub.py")
@@ -37,6 +36,7 @@ _SET_BY_LAUNCHER = {
     "shutdown_timeout": flag("grace"),
     "nnodes": f"{flag('instance_groups')} for fewer hosts than all",
 }
+_LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
@@ -346,9 +346,9 @@ def _check_text(plan: LaunchPlan) -> None:
             data = os.fsencode(text)
         except UnicodeEncodeError:  # a lone surrogate; or text that this locale lacks
             data = b"\0"
-        if text in invalid or b"\0" in data or len(data) >= LONGEST:
+        if text in invalid or b"\0" in data or len(data) >= _LONGEST:
             raise LaunchError(
-                f"{short(text)} cannot be passed to a process; expected less than {LONGEST >> 10} "
+                f"{short(text)} cannot be passed to a process; expected less than {_LONGEST >> 10} "
                 f"KiB that {sys.getfilesystemencoding()} can encode, without NUL characters, or = "
                 "in a hyperparameter's name."
             )

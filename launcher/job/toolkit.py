@@ -30,7 +30,6 @@ _HANDLED = ["program", "submit_directory", "region", "job_name", "s3_output"]
 _HANDLED += ["enable_cloudwatch_metrics", "container_log_level"]
 _HANDLED_KEYS = {*_OWN_KEYS, *(_OWN_PREFIX + name for name in _HANDLED)}
 START_WORD = "train"  # with which SageMaker starts an image
-LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
 
 class TrainingConfig(NamedTuple):
@@ -80,19 +79,7 @@ def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
         made = to_env_vars(config, environ)
     except RecursionError:
         raise LaunchError(f"a file in {folder} is nested too deeply.") from None
-    # SageMaker allows longer hyperparameters than the kernel accepts in a variable.
-    too_long = [
-        name
-        for name, text in made.items()
-        if not name.startswith("SM_HP_")  # whose argument is too long, too
-        and len(f"{name}={text}".encode("utf-8", "surrogatepass")) >= LONGEST
-    ]
-    if too_long:
-        lines.append(
-            "left out, because an environment variable must be shorter than 128 KiB: "
-            f"{', '.join(sorted(too_long))}; read the SM_HP_NAME variables instead."
-        )
-    made = {name: text for name, text in made.items() if name not in {*too_long, *environ}}
+    made = {name: text for name, text in made.items() if name not in environ}
     hint = f"(Hyperparameters and SM_ variables were made from {folder}.)"
     return JobInput(words, made, lines, hint, os.path.abspath(code_dir(environ)))
 
