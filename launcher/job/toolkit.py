@@ -73,14 +73,10 @@ def read_input(argv: Sequence[str], environ: Mapping[str, str]) -> JobInput:
         lost = not_passed(words, environ)
         is_hint = "train-script" in lost or "train-module" in lost
         return JobInput(words, {}, [*lines, *filter(None, [lost])], lost if is_hint else "")
-    folder = config_dir(base_dir(environ))
-    try:
-        words = [*to_cmd_args(config.hyperparameters), *words]
-        made = to_env_vars(config, environ)
-    except RecursionError:
-        raise LaunchError(f"a file in {folder} is nested too deeply.") from None
+    words = [*to_cmd_args(config.hyperparameters), *words]
+    made = to_env_vars(config, environ)
     made = {name: text for name, text in made.items() if name not in environ}
-    hint = f"(Hyperparameters and SM_ variables were made from {folder}.)"
+    hint = f"(Hyperparameters and SM_ variables were made from {config_dir(base_dir(environ))}.)"
     return JobInput(words, made, lines, hint, os.path.abspath(code_dir(environ)))
 
 
