@@ -11,8 +11,6 @@ import os
 from collections.abc import Mapping
 
 from launcher import PACKAGE
-from launcher.errors import LaunchError
-from launcher.text.words import flag
 
 OURS = os.path.join(os.path.dirname(PACKAGE), "smddp")  # next to launcher/
 _API = "1.0.0"  # the version in the labels of AWS's "PyTorch Guide" to SMDDP v1
@@ -23,22 +21,13 @@ _LIBRARY = f"{_PARENT}.dataparallel"
 def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
     """Return the library's owner, the ranks' variables for it, and a log line.
 
-    Nothing is imported: AWS's library imports torch. Raises LaunchError if the ranks could import
-    neither.
+    Nothing is imported: AWS's library imports torch.
     """
     parent = importlib.machinery.PathFinder.find_spec(_PARENT)
     for folder in (parent and parent.submodule_search_locations) or ():
         library = os.path.join(folder, "dataparallel")
         if os.path.isdir(os.path.join(library, "torch")):
             return "installed", {}, f"{_LIBRARY}: using the installed one, in {library}."
-    if parent and parent.origin:
-        # A regular package hides all other folders of its name. One with modelparallel alone is
-        # not expected: it is for torch before 2.0 (aws/deep-learning-containers#4119).
-        raise LaunchError(
-            f"{flag('smddp_compat')}: {parent.origin} is named {_PARENT}, but has no "
-            "dataparallel beside it; expected AWS's complete library, or no package of that "
-            "name."
-        )
     # In PYTHONPATH, which comes before site-packages, since only a variable reaches all that a
     # script may start: spawned data loaders and Python programs. It hides no library that another
     # Python has or that is installed later: without __init__.py, `smdistributed` and
