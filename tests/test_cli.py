@@ -205,7 +205,6 @@ ON_AWS = {"TRAINING_JOB_ARN": "arn:x"}
 NO_EFFECT = [
     # environment, arguments, what the line says ("" for none)
     ({"LAUNCHER_GARCE": "1"}, [], "LAUNCHER_GARCE is not a launcher option; see --launcher-help."),
-    ({"launcher_grace": "1"}, [], "launcher_grace is not a launcher option; did you mean LAUN"),
     ({}, ["--LAUNCHER_GRACE", "1"], "--LAUNCHER_GRACE is passed to the script; the launcher's own"),
     ({}, ["--train_script", "b.py"], "--train_script is passed to the script; the launcher's own"),
     ({}, ["--nproc_per_node", "2"], "the launcher's own option is --launcher-nproc-per-node."),

@@ -41,14 +41,9 @@ PARSED = [
     ("--launcher-dry-run False", {}, {"dry_run": False}),  # as the toolkit renders a bool
     ("--launcher-dry-run --x y", {}, {"dry_run": True, "script_args": ("--x", "y")}),
     # variables
-    ("", {"LAUNCHER_GRACE": "7"}, {"grace": 7, "unknown_twins": ()}),
+    ("", {"LAUNCHER_GRACE": "7"}, {"grace": 7}),
     ("--launcher-grace 8", {"LAUNCHER_GRACE": "7"}, {"grace": 8}),
     ("", {"LAUNCHER_GRACE": ""}, {"grace": 100}),  # empty: not set
-    ("", {"LAUNCHER_GARCE": "7"}, {"unknown_twins": ("LAUNCHER_GARCE",)}),
-    ("", {"launcher_grace": "7"}, {"unknown_twins": ("launcher_grace",), "grace": 100}),
-    ("", {"LAUNCHER-GRACE": "7"}, {"unknown_twins": ("LAUNCHER-GRACE",), "grace": 100}),
-    ("", {"launcher_gracious": "7", "grace": "7"}, {"unknown_twins": (), "grace": 100}),
-    ("", dict.fromkeys(options.INTERNAL, "x"), {"unknown_twins": ()}),
     # torchrun's variables
     ("", {"PET_MAX_RESTARTS": "3"}, {"max_restarts": 3}),
     ("", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"grace": 7}),
@@ -79,7 +74,6 @@ def test_the_scripts_arguments_keep_their_order_and_bytes():
 
 REFUSED = [
     ("", {}, "nothing to run"),
-    ("", {"LAUNCHER_TRAIN_SCRIPT": "t.py"}, "to run (LAUNCHER_TRAIN_SCRIPT is not a launcher op"),
     ("--train-script t.py --train-module m", {}, "--train-script t.py and --train-module m"),
     ("--train-script", {}, "--train-script needs a value"),
     ("--train-script=", {}, "--train-script is empty"),

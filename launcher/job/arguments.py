@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from launcher.errors import LaunchError, NothingToRunError, UnexpectedError
-from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, checked, switch
+from launcher.job.options import OPTIONS, SWITCHES, Options, checked, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
 TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
@@ -53,19 +53,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     values: dict[str, Any] = {
         field: checked(name, text, _parser(field)) for field, (name, text) in sources.items()
     }
-    unknown = sorted(
-        name
-        for name in environ.keys() - {*TWINS, *INTERNAL}
-        if name.startswith("LAUNCHER_") or name.upper().replace("-", "_") in TWINS
-    )
-    _check_target(values, script_args, unknown)
+    _check_target(values, script_args)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
     options = Options(
         **values,
         script_args=tuple(script_args),
         given=frozenset(field for field in sources if sources[field][0] not in _OF_TORCHRUN),
-        unknown_twins=tuple(unknown),
     )
     # A hang is logged before it ends the job.
     return options._replace(hang_notify=min(options.hang_notify, options.hang_timeout))
@@ -142,9 +136,7 @@ def _field(name: str) -> str:
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
 
 
-def _check_target(
-    values: Mapping[str, Any], script_args: Sequence[str], unknown: Sequence[str]
-) -> None:
+def _check_target(values: Mapping[str, Any], script_args: Sequence[str]) -> None:
     """Refuse a command line that does not name exactly one script or module."""
     named = [f"{option} {values[field]}" for option, field in TARGETS.items() if field in values]
     if len(named) == 2:
@@ -155,7 +147,7 @@ def _check_target(
         near = [word for word in script_args if _spelled(word.lower()).startswith("--train-")]
         # A script, or a misspelt subcommand.
         near += [word for word in script_args[:1] if not word.startswith("-")]
-        hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
+        hint = ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
         kind = LaunchError if near else NothingToRunError

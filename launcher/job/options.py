@@ -200,7 +200,6 @@ class Options(NamedTuple):
     train_module: str = ""
     script_args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()  # the fields that the user set; they win over PET_...
-    unknown_twins: tuple[str, ...] = ()  # variables like LAUNCHER_..., without an option
     folder: str = ""  # where ranks run, "" for the current folder; target.py finds it
 
 

@@ -13,7 +13,7 @@ from launcher.host.network import listen_on_all
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Job, LaunchPlan
-from launcher.job.options import COUNTED, Options
+from launcher.job.options import COUNTED, INTERNAL, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER, make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
@@ -148,10 +148,9 @@ def _refuse_surroundings(environ: Mapping[str, str]) -> None:
 
 def _without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each setting that surely has no effect, or less than it says."""
-    for variable in options.unknown_twins:
-        twin = variable.upper().replace("-", "_")
-        hint = f"did you mean {twin}?" if twin in arguments.TWINS else "see --launcher-help."
-        yield f"warning: {variable} is not a launcher option; {hint}"
+    others = environ.keys() - {*arguments.TWINS, *INTERNAL}
+    for variable in sorted(name for name in others if name.startswith("LAUNCHER_")):
+        yield f"warning: {variable} is not a launcher option; see --launcher-help."
     yield from _meant_for_the_launcher(options)
     unused = {
         "preload": options.start != "warm"
