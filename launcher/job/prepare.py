@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import LaunchError
@@ -13,14 +12,11 @@ from launcher.host.network import listen_on_all
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Job, LaunchPlan
-from launcher.job.options import COUNTED, INTERNAL, Options
+from launcher.job.options import INTERNAL, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER, make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import flag
-
-_NPROC = "nproc_per_node"
-_NUMBER_OF_RANKS = re.compile("|".join((*COUNTED, r"[1-9]\d{0,3}")), re.ASCII)
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
@@ -173,13 +169,11 @@ def _without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[st
 
 def _meant_for_the_launcher(options: Options) -> Iterator[str]:
     """Yield a line for each script argument with the name of an option of ours or of torchrun."""
-    ours = {name.lstrip("-"): name for name in (*arguments.TARGETS, *arguments.FIELDS)}
-    for word, following in zip(options.script_args, (*options.script_args[1:], "")):
-        name, equals, text = word.partition("=")
-        spelled = name.lstrip("-").lower().replace("_", "-")
-        passed = f"{name} is passed to the script; the launcher's own option is"
-        if name.startswith("-") and spelled in ours:
-            yield f"warning: {passed} {ours[spelled]}."
-        elif name in ("--nproc-per-node", "--nproc_per_node") and _NPROC not in options.given:
-            if _NUMBER_OF_RANKS.fullmatch(text if equals else following):
-                yield f"{passed} {flag(_NPROC)}."
+    for name in (word.partition("=")[0] for word in options.script_args):
+        spelled = name.lower().replace("_", "-")
+        ours = spelled if spelled in (*arguments.TARGETS, *arguments.FIELDS) else ""
+        if spelled == "--nproc-per-node" and "nproc_per_node" not in options.given:
+            ours = flag("nproc_per_node")
+        if ours:
+            said = f"{name} is passed to the script; the launcher's own option is {ours}"
+            yield f"warning: {said}."
