@@ -6,10 +6,12 @@ does not know, there is a usable default.
 
 from __future__ import annotations
 
+import glob
 import importlib.machinery
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -238,10 +240,7 @@ def cgroup_cpus(root: str = "") -> float | None:
 
 def network_interfaces() -> frozenset[str]:
     """Return the names of this host's network interfaces."""
-    try:
-        return frozenset(os.listdir("/sys/class/net"))
-    except OSError:
-        return frozenset()
+    return frozenset(name for _, name in socket.if_nameindex())
 
 
 def interface_of(host: str) -> str:
@@ -263,9 +262,5 @@ def interface_of(host: str) -> str:
 
 def has_efa(root: str = "/sys/class/infiniband") -> bool:
     """Tell whether this host has an Elastic Fabric Adapter: an RDMA device with that driver."""
-    try:
-        devices = os.listdir(root)
-    except OSError:
-        return False
-    drivers = (os.path.realpath(f"{root}/{device}/device/driver") for device in devices)
-    return any(os.path.basename(driver) == "efa" for driver in drivers)
+    drivers = glob.glob(f"{root}/*/device/driver")
+    return any(os.path.basename(os.path.realpath(driver)) == "efa" for driver in drivers)
