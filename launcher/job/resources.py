@@ -136,18 +136,15 @@ def visible_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
 
     A GPU without a UUID gets its index; one that was not found has only the name in its entry. CUDA
-    ignores entries after the first invalid one (programming guide, "Environment Variables"), or one
-    of another kind. Raises LaunchError for a repeated GPU: torch would see none.
+    ignores entries after the first invalid one (programming guide, "Environment Variables"). Raises
+    LaunchError for a repeated GPU: torch would see none.
     """
     found = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(found)]
     entries = environ.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
         return found
-    visible, kinds = list[Gpu](), set[str]()
+    visible: list[Gpu] = []
     for entry in map(str.strip, entries.split(",")):
-        kinds.add("" if entry.isdecimal() else entry[:4])
-        if len(kinds) > 1:
-            break
         if entry.isdecimal() and len(entry) < 6 and int(entry) < len(found):
             visible.append(found[int(entry)])
         elif found and entry.startswith(("GPU-", "MIG-")):
