@@ -62,13 +62,13 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7629,
-    ("run", "warm"): 2576,
-    ("watch",): 1077,
-    ("peers",): 843,
-    ("job",): 1500,
-    ("result",): 420,
-    ("container",): 220,
+    ("",): 7538,
+    ("run", "warm"): 2581,
+    ("watch",): 1065,
+    ("peers",): 821,
+    ("job",): 1423,
+    ("result",): 411,
+    ("container",): 212,
     ("../launcher_tools",): 1973,
     ("../tests",): 17_000,
     ("../tests/simulation",): 2500,
