@@ -17,9 +17,10 @@ How an option gets to its use:
     job/arguments.py      `parse` reads it by its row, from the command line or its variable
     job/options.py        the row: name, type, default, help
 
-  The use is wherever `options.NAME` stands: search for NAME. State.grace (run/state.py) chooses
-  between the two graces; then search for .grace( too. Hyperparameters become arguments before that
-  (job/toolkit.py); prepare.py calls both. job/job.py has defaults that depend on other options;
+  The use is wherever `options.NAME` stands: search for NAME. Of the two graces State.grace
+  (run/state.py) takes the right one for `_end_ranks` (run/machine.py); the time is then kept in
+  run/keeper.py, `_end`. Hyperparameters become arguments before that (job/toolkit.py); prepare.py
+  calls that, then `parse`. job/job.py has defaults that depend on other options;
   job/plan.py checks options against each other, and job/prepare.py warns of those without effect.
 
 How the words of a failure come about:
@@ -27,7 +28,7 @@ How the words of a failure come about:
     run/rank.py           `ended`, in the script's process, sends how it ended: `exit_of`, its
                           exceptions, and what may have caused them (run/clues.py)
     run/keepers.py        `_exit_of`, in the launcher: adds what the kernel has counted;
-                          `_rank_ended`: the exit code, and the last words of a process
+                          `_rank_ended`: the exit code and the last words, as the keeper has them
     run/ranks.py          `to_count`: when a failure counts; `failure`: which exception of a thread
                           goes with it; run/machine.py calls both (_count, _failure)
     result/causes.py      `of_rank`: the Failure; `headline`: its exceptions in one line;
@@ -55,18 +56,21 @@ How a hang is found and ends the job:
     watch/host.py         `reports`: its host's ranks without progress, or without a reply
                           (_watch_ranks of run/supervisor.py carries requests and reports)
     watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` sets `hang`, a
-                          Failure with 75; `line_of`, `reason_of`: the words
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; from `_fails_at` on (by default
+                          never) `hang` is a Failure with 75; `line_of`, `reason_of`: the words
     peers/coordinator.py  `_watched`: `_fail` counts it at once, as a rank's own
 
 How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers, whose loops make an event of it
     run/machine.py        `signalled`, `_end_ranks`: Stop to the coordinator, and at once EndRanks
-                          to keepers; `ended`: the coordinator's End, at which other hosts begin
-    run/keeper.py         `_ending`: the rank's end, until all has cleared
-    peers/coordinator.py  `host_stopped`: End to all hosts; `_leave`: Leave to all, here last
-    run/machine.py        `cleared`, `left`, `nothing_left` (the loop finds that)
+                          to keepers
+    peers/coordinator.py  `host_stopped`: End to all hosts
+    run/machine.py        `ended`: other hosts end their ranks, too
+    run/keeper.py         `_ending`: the rank's end, until nothing is left of it
+    run/machine.py        `cleared`: so has the host, if all its ranks have
+    peers/coordinator.py  `host_cleared`: if all hosts have, `_leave`: Leave to all, here last
+    run/machine.py        `left`, then `nothing_left`, when the loop finds no more children
     cli.py                `_launch` logs the last lines; `main` reports the exit code to PID 1
     container/init.py     `run` waits for that, and for its command
     result/causes.py      `of_container`: the container's exit code
@@ -77,8 +81,10 @@ Where an exit code comes from:
                           `EXIT_CODES`: what all codes mean for users
     result/causes.py      makes results of failures and stops; `of_container`: PID 1's
     peers/coordinator.py  `_cause`, `_verdict` choose among failures, `host_stopped` against a stop;
-                          all ends of a job are calls of `_end_all`; `_leave`: the final result
+                          it ends a job by `_end_all` alone; `_leave`: the final result
     cli.py                `_launch` returns the result that Leave has brought; `main` its code
+
+  A host that decides for itself: the comment above the codes (errors.py) has each case.
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.
