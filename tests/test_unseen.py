@@ -115,22 +115,31 @@ def test_a_script_that_closes_low_descriptors_is_heard(rank, end):
 
 FORKS = "if os.fork() == 0:\n    {}\n    print(faulthandler.is_enabled(), flush=True)\n"
 FORKS = f"import faulthandler, os, signal\n{{}}\n{FORKS}    os._exit(0)\nos.wait()"
+HANDLES = (
+    "signal.signal(signal.SIGFPE, lambda *_: print('handled', flush=True))\n"
+    "signal.signal(signal.SIGBUS, signal.SIG_IGN)"
+)
+CRASHES = "os.kill(os.getpid(), signal.SIGFPE); os.kill(os.getpid(), signal.SIGBUS)"
 
 
 @pytest.mark.parametrize(
-    ("before", "out"), [("pass", "False\n"), ("faulthandler.enable()", "True\n")]
+    ("before", "after", "out"),
+    [(HANDLES, CRASHES, "handled\nFalse\n"), ("faulthandler.enable()", "pass", "True\n")],
 )
-def test_a_fork_keeps_what_the_script_has_set(rank, before, out):
-    ran = rank(FORKS.format(before, "pass"))
+def test_a_fork_keeps_what_the_script_has_set(rank, before, after, out):
+    ran = rank(FORKS.format(before, after))
     assert ran.end == ran.plain == (0, out, "")
 
 
-def test_a_process_that_may_have_few_descriptors_runs_without_us(rank, tmp_path):
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+@pytest.mark.parametrize(("limit", "has_place"), [(64, False), (512, True)])
+def test_a_process_that_may_have_very_few_descriptors_has_no_place(
+    rank, tmp_path, limit, has_place
+):
+    few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"
     (tmp_path / "sitecustomize.py").write_text(few)
     ran = rank(KILL.format("SEGV"), PYTHONPATH=str(tmp_path))
     assert ran.end == ran.plain and ran.code == -signal.SIGSEGV
-    assert not ran.told and not ran.crash
+    assert bool(ran.crash) == has_place
 
 
 def test_of_what_was_written_the_crash_is_read():

@@ -45,7 +45,8 @@ from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
-_HIGH = 1008  # of descriptors
+_HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays where it is
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 # Limits of an end's texts, in characters. People see 1,024, but an exception may hold the text of
 # another process's whole traceback, whose end matters most (causes.py reads it). The total stays
@@ -124,11 +125,15 @@ class KeeperConnection:
 
 
 def _out_of_the_way(descriptor: int) -> int:
-    """Give a descriptor a high number. Raises OSError if there may be none (ulimit -n).
+    """Give a descriptor a high number, if there may be one.
 
     A script may close all low ones; and files that it opens later are unlikely to get a high one.
     """
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    soft = os.sysconf("SC_OPEN_MAX")  # -1: no limit
+    high = _HIGHEST if soft < 0 else min(soft - 16, _HIGHEST)
+    if high < _FEW:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, high)
     os.close(descriptor)
     return moved
 
@@ -139,7 +144,7 @@ def report_crashes(descriptor: int) -> None:
     If the script enables faulthandler later, the script's own file counts. Forks of the script must
     not write here, least of all to a descriptor that they have closed and opened again.
     """
-    if faulthandler.is_enabled():
+    if faulthandler.is_enabled() or descriptor < _FEW:
         return
     # Only faulthandler holds this object, until the script gives it another.
     file = io.FileIO(descriptor, "w", closefd=False)
@@ -150,8 +155,13 @@ def report_crashes(descriptor: int) -> None:
     is_ours = weakref.ref(file)
 
     def disable() -> None:
-        if is_ours():
-            faulthandler.disable()
+        if is_ours() is None:
+            return
+        handlers = {number: signal.getsignal(number) for number in _CRASHES}
+        faulthandler.disable()  # it restores the previous handlers
+        for number, handler in handlers.items():
+            if handler is not None and handler is not signal.SIG_DFL:
+                signal.signal(number, handler)
 
     os.register_at_fork(after_in_child=disable)
 
@@ -187,7 +197,7 @@ def connect() -> Callable[[BaseException | None], None]:
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     try:
         keeper = KeeperConnection(int(os.environ.pop("LAUNCHER_KEEPER")))
-    except (KeyError, OSError):  # there is none; PYTHON_EXEC's program has closed it; ulimit -n
+    except (KeyError, OSError):  # there is none; PYTHON_EXEC's program has closed it
         return lambda error: None
     with contextlib.suppress(Exception):
         report_crashes(keeper.fileno())
