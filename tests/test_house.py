@@ -62,11 +62,11 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7538,
-    ("run", "warm"): 2581,
+    ("",): 7546,
+    ("run", "warm"): 2591,
     ("watch",): 1065,
     ("peers",): 821,
-    ("job",): 1423,
+    ("job",): 1421,
     ("result",): 411,
     ("container",): 212,
     ("../launcher_tools",): 1973,

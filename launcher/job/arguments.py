@@ -147,9 +147,8 @@ def _check_target(values: Mapping[str, Any], script_args: Sequence[str]) -> None
         near = [word for word in script_args if _spelled(word.lower()).startswith("--train-")]
         # A script, or a misspelt subcommand.
         near += [word for word in script_args[:1] if not word.startswith("-")]
-        kind, hint = NothingToRunError, ""
+        kind, hint = (LaunchError if near else NothingToRunError), ""
         if near:
-            kind = LaunchError
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
         raise kind(
             f"there is nothing to run{hint}: give --train-script PATH or --train-module NAME "
