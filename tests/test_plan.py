@@ -91,6 +91,7 @@ def test_several_hosts():
         "--rdzv-conf": CONF,
         "--local-addr": "algo-2",
         "--max-restarts": "0",
+        "--shutdown-timeout": "100",
     }
     tail = made.argv[made.argv.index("--no-python") + 1 :]
     keeper = (sys.executable, "-I", "-S", STUB)
@@ -134,6 +135,9 @@ TOLD = [
         *(TWO, "--launcher-restart-timeout 1800", {}),
         {"rdzv-conf": "is_host=0,read_timeout=1800,join_timeout=1800"},
     ),
+    # the grace
+    (TWO, "--launcher-grace 60", {}, {"shutdown-timeout": "60"}),
+    (TWO, "--launcher-grace 8", {"PET_SHUTDOWN_TIMEOUT": "7"}, {"shutdown-timeout": "30"}),
     # the log folder, for what it is to copy itself
     (TWO, "--launcher-log-dir /logs", {}, {"log-dir": None}),
     (TWO, "--launcher-log-dir /logs", {"PET_REDIRECTS": "1"}, {"log-dir": "/logs"}),
@@ -151,6 +155,12 @@ TOLD = [
 def test_what_torchrun_is_told(cluster, argv, environ, told):
     seen = flags(plan(*shlex.split(argv), cluster=cluster, environ=environ).argv)
     assert {name: seen.get(f"--{name}") for name in told} == told
+
+
+def test_a_torchrun_before_2_12_does_not_know_the_grace():
+    for version, flag in (("2.11.9", None), ("2.12.0a0", "100")):
+        made = plan(resources=RESOURCES._replace(torch=version))
+        assert flags(made.argv).get("--shutdown-timeout") == flag
 
 
 REMARKS = [

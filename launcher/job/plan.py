@@ -217,6 +217,10 @@ class _Planning:
         }
         if options.log_dir and self.tees:
             values["log-dir"] = (os.path.abspath(options.log_dir), "log_dir")
+        if self.resources.torch_version >= (2, 12):
+            # If torchrun gets a stop, too, its store has to last while ranks save. It may not kill
+            # stubs before they have told that; its own default is 30 s.
+            values["shutdown-timeout"] = (f"{max(options.grace, 30)}", "grace")
         flags = [f"--nnodes={cluster.nnodes}"]
         for name, (value, field) in values.items():
             variable = "PET_" + name.upper().replace("-", "_")
