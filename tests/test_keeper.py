@@ -478,48 +478,41 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("how", ["it waits", "it has not heard that a fork is its keeper"])
-def test_the_rank_of_a_stub_that_is_killed_is_kept(start, script, monkeypatch, how):
+def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start, script, monkeypatch, how):
     if how != "it waits":
         monkeypatch.setitem(globals(), "STUB", str(script(LIKE_WARM, "stub.py")))
     kept = waiting(start, TELLS)
     kept.process.kill()
-    kept.send(ask={"signal": USR1})
-    printed("alive")
+    assert kept.wait("stub")["number"] == signal.SIGKILL
     kept.kill(1)
     kept.leave(0)
     poll(nothing_is_left)
 
 
-def test_a_stub_ends_with_its_keeper(start):
+def test_a_stub_ends_with_its_keeper_though_that_has_not_heard_of_a_signal(start):
     kept = waiting(start, TELLS)
+    psutil.Process(kept.pid).suspend()
+    stub = psutil.Process(kept.process.pid)
+    before = stub.num_ctx_switches().voluntary
+    stub.terminate()
+    poll(lambda: stub.num_ctx_switches().voluntary > before and stub.status() == "sleeping")
     os.kill(kept.pid, signal.SIGKILL)
     assert kept.process.wait(SECONDS) == 1
-    poll(nothing_is_left)
-
-
-@pytest.mark.parametrize("number", [TERM, INT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_of_torchruns_ends_a_stub_silently_and_its_rank_is_kept(start, number):
-    kept = waiting(start, TELLS)
-    kept.process.send_signal(number)
-    assert kept.process.wait(SECONDS) == -number
-    kept.send(ask={"signal": USR1})
-    printed("alive")
-    kept.kill(1)
-    kept.send(leave=0)
     poll(nothing_is_left)
     with open("err") as err:
         assert err.read() == ""
 
 
-def test_no_signal_but_sigkill_ends_a_keeper_and_none_of_a_schedulers_a_stub(start):
+def test_no_signal_but_sigkill_ends_a_keeper_and_none_of_torchruns_a_stub(start):
+    """The stub says which of torchrun's it got."""
     kept = waiting(start, TELLS)
     for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGRTMAX):
         os.kill(kept.pid, number)
-    for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
-        os.kill(kept.pid, number)
-    for number in (USR1, signal.SIGUSR2, signal.SIGPIPE):
+    for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, USR1, signal.SIGUSR2, signal.SIGPIPE):
         for pid in (kept.process.pid, kept.pid):
             os.kill(pid, number)
+        if number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT):
+            assert kept.wait("stub")["number"] == number
     kept.send(ask={"signal": USR1})
     printed("alive")
     kept.kill(1)

@@ -25,6 +25,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     ScriptEnded,
+    StubSignalled,
     ThreadRaised,
 )
 from launcher.run.keepers import Keepers
@@ -137,11 +138,12 @@ def test_commands_reach_the_ranks_that_they_are_for(keepers):
     assert {*keepers.told[4:]} == {KeeperLost(0), KeeperLost(7)}
 
 
-def test_a_keeper_that_is_killed(keepers):
-    with keeper(7):
-        keepers.act_until(lambda: len(keepers.told) == 1)
-    keepers.act_until(lambda: len(keepers.told) == 2)
-    assert keepers.told[1] == KeeperLost(7) and keepers.are_gone
+def test_a_keeper_that_is_killed_and_one_whose_stub_is(keepers):
+    with keeper(7, {"stub": {"number": signal.SIGTERM}}):
+        keepers.act_until(lambda: len(keepers.told) == 2)
+        assert keepers.told[1] == StubSignalled(7, signal.SIGTERM)
+    keepers.act_until(lambda: len(keepers.told) == 3)
+    assert keepers.told[2] == KeeperLost(7) and keepers.are_gone
 
 
 NONSENSE = [{}, {"hello": {}}, {"hello": {"rank": "x"}}, {"runs": 3}, {"ended": {}}, 3, [1], "abc"]

@@ -35,6 +35,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     ScriptEnded,
+    StubSignalled,
     ThreadRaised,
     TorchrunEnded,
 )
@@ -194,18 +195,26 @@ def test_a_program_that_runs_torchrun_may_work_on_after_a_success(events, code):
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "says"),
+    ("number", "says"),
     [
-        ("SignalException: Process 7 got signal: 15", Cause.TORCHRUN, "was ended by SIGTERM"),
-        ("", Cause.TORCHRUN_ENDS, "torchrun failed"),
+        (signal.SIGKILL, "rank 1 (local rank 1): its process below torchrun was killed"),
+        (TERM, "torchrun failed: it was sent a signal, or ends by itself"),
     ],
 )
-def test_a_torchrun_that_was_told_to_end_has_failed_unless_all_were_stopped(error, cause, says):
-    host = running().at(5.0, TorchrunEnded(1, error))
+def test_a_torchrun_that_signals_its_stubs_has_failed(number, says):
+    """Once; it may have words of its own when it has ended. Or a stop reaches the launcher, too."""
+    host = running().at(5.0, StubSignalled(1, number))
     (failed,) = host.told
-    assert says in failed.headline and failed.cause == cause
+    assert says in failed.headline
+    again = host.at(5.0, StubSignalled(0, TERM), StubSignalled(0, TERM)).told
+    (ended,) = host.at(5.5, TorchrunEnded(1)).told
+    assert again == [] and ended.cause == Cause.TORCHRUN_ENDS >= failed.cause
+    error = "SignalException: Process 7 got signal: 15"
+    (told,) = running().at(5.0, StubSignalled(1, TERM)).at(5.5, TorchrunEnded(1, error)).told
+    assert "torchrun was ended by SIGTERM" in told.headline
+    assert told.cause == Cause.TORCHRUN
     assert host.at(5.6, Stop(TERM)).told == [Stop(TERM)]
-    (failed,) = running().at(5.0, RESTART, TorchrunEnded(1, error)).told
+    (failed,) = running().at(5.0, RESTART, StubSignalled(1, number)).told
     assert says in failed.headline
 
 

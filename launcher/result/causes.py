@@ -85,8 +85,8 @@ class Cause(enum.IntEnum):
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # torchrun failed, or was killed
-    # torchrun has ended without words: perhaps because another host's has, or because all processes
-    # of its host are stopped.
+    # torchrun ends its ranks, or has ended, without words: perhaps because another host's has, or
+    # because all processes of its host are stopped.
     TORCHRUN_ENDS = 3
     TIMED_OUT = 4  # a rank gave up waiting for others
     ABORTED = 5  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
@@ -361,9 +361,9 @@ def of_torchrun(
     return _with_code(cause, code, what, f", {seconds:.0f} s after start")
 
 
-def of_killed_keeper(who: str) -> Failure:
-    """Return the failure of a host on which the keeper of the rank `who` was killed."""
-    return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: its keeper was killed")
+def of_killed(who: str, what: str) -> Failure:
+    """Return the failure of a host on which `what`, a process of the rank `who`, was killed."""
+    return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")
 
 
 def of_group_rank(host: str) -> Failure:

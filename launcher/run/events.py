@@ -48,6 +48,13 @@ class KeeperLost(NamedTuple):
     rank: int
 
 
+class StubSignalled(NamedTuple):
+    """A rank's stub got a signal, as from a torchrun that is told to end, or was killed."""
+
+    rank: int
+    number: int
+
+
 class RankRuns(NamedTuple):
     """A rank's script is about to run."""
 

@@ -13,6 +13,7 @@ The launcher and the keeper talk in lines of JSON, in order:
     ended: exit_code, response, and what              at_once
         clues.py says                             ask: passed on to the script's process
     cleared: number, survivors                    leave: an exit code
+    stub: number, of a signal that it got
     log: a line
     hangs_up: true, of the script's process
 
@@ -135,7 +136,7 @@ class Script:
 
 
 class Keeper:
-    """One rank's keeper. `stub` is a descriptor where its stub reads an exit code.
+    """One rank's keeper. `stub` is a socket to its stub, which reads an exit code there.
 
     `environ` is torchrun's for the rank. Raises OSError if the launcher is gone.
     """
@@ -191,6 +192,8 @@ class Keeper:
                     stream.show_due(now)
                 stream.console.write()
             self._relay()
+            if self._stub in ready:
+                self._hear_stub()
             self._take()
             if self._launcher.is_gone and not self._steps:
                 self._end(0, signal.SIGTERM, self._script.grace, waits=False, at_once=False)
@@ -201,6 +204,8 @@ class Keeper:
         """Wait until something happens or is due; return the ready descriptors."""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
+        if self._stub >= 0:
+            poll.register(self._stub, select.POLLIN)
         for link in (self._launcher, self._script.says):
             if link and not link.is_gone:
                 poll.register(link, select.POLLIN | (select.POLLOUT if link.queue else 0))
@@ -213,6 +218,16 @@ class Keeper:
                 poll.register(stream.console.descriptor, select.POLLOUT)
         seconds = max(0.0, due - time.monotonic())
         return {found for found, _ in poll.poll(None if due == NEVER else seconds * 1000 + 1)}
+
+    def _hear_stub(self) -> None:
+        """Report a signal to the stub, or that it was killed."""
+        number = b""
+        with suppress(OSError):  # it had not read all
+            number = os.read(self._stub, 1)
+        if not number:
+            os.close(self._stub)
+            self._stub = -1
+        self._launcher.send({"stub": {"number": number[0] if number else int(signal.SIGKILL)}})
 
     # The launcher's commands.
 

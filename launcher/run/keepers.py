@@ -148,6 +148,8 @@ class Keepers(Lobby[_Connection]):
             return self._rank_ended(connection, message["ended"])
         elif "cleared" in message:
             return _event(events.KeeperCleared, rank, message["cleared"])
+        elif "stub" in message:
+            return _event(events.StubSignalled, rank, message["stub"])
         elif "hangs_up" in message:
             self.watch.disconnected(connection.pid)
         else:

@@ -319,11 +319,31 @@ def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
         return state, ()
     others = {number: one for number, one in state.ranks.items() if number != event.rank}
     state = state._replace(ranks=others)
-    who = named_rank(state.job.current_host, rank.rank, rank.local_rank)
-    actions = (causes.of_killed_keeper(who),) if state.goes_on else ()
+    actions = (_of_killed(state, rank, "its keeper"),) if state.goes_on else ()
     if isinstance(phase, Ending):
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
     return state, actions
+
+
+def stub_signalled(state: State, event: events.StubSignalled, now: float) -> Step:
+    """Fail: a torchrun that ends its stubs waits for them for 30 s and more; ranks run on.
+
+    If somebody signals all processes of this host, the launcher gets the signal, too: a stop, which
+    counts more.
+    """
+    if not state.goes_on:
+        return state, ()
+    if event.number == signal.SIGKILL:  # then torchrun signals the others
+        return state, (_of_killed(state, state.ranks[event.rank], "its process below torchrun"),)
+    if state.torchrun_ends:
+        return state, ()
+    error = "it was sent a signal, or ends by itself (see this host's log)"
+    failure = _of_torchrun(state, now, error=error)._replace(cause=Cause.TORCHRUN_ENDS)
+    return state._replace(torchrun_ends=True), (failure,)
+
+
+def _of_killed(state: State, rank: Rank, what: str) -> Failure:
+    return causes.of_killed(named_rank(state.job.current_host, rank.rank, rank.local_rank), what)
 
 
 # Events of ranks and of torchrun.
@@ -463,6 +483,7 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Stop: signalled,
     events.KeeperJoined: keeper_joined,
     events.KeeperLost: keeper_lost,
+    events.StubSignalled: stub_signalled,
     events.KeeperCleared: cleared,
     events.RankRuns: rank_runs,
     events.RankExits: rank_reports,

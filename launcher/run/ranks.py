@@ -155,10 +155,13 @@ def is_end_of_stop(exit_code: int | None, number: int) -> bool:
 
 
 def may_follow_stop(event: Any) -> bool:
-    """Whether an event may follow from a stop of all processes that is not read yet."""
-    if not isinstance(event, events.RankEnded):
-        return False
-    return any(is_end_of_stop(event.end.exit_code, number) for number in STOPS)
+    """Whether an event may follow from a stop of all processes that this launcher has not read yet.
+
+    Torchrun tells its stubs to end at a stop, and ranks end.
+    """
+    if isinstance(event, events.RankEnded):
+        return any(is_end_of_stop(event.end.exit_code, number) for number in STOPS)
+    return isinstance(event, events.StubSignalled)
 
 
 def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:

@@ -93,6 +93,7 @@ class State(NamedTuple):
     ends: int = 0  # how many EndRanks there were
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
+    torchrun_ends: bool = False  # its stubs, as has been reported
     stops: tuple[tuple[int, float], ...] = ()  # that this host itself got: their numbers, and when
     decided: Result | None = None  # how all hosts end, as far as this one knows
     # How this host ends instead of a success: what runs torchrun has failed, or was stopped.

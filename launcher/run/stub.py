@@ -3,7 +3,8 @@
 `python -I -S stub.py script PATH ARGUMENT ...`, or `module NAME ARGUMENT ...`. It forks the rank's
 keeper (keeper.py), or has warm.py fork it, and waits for its exit code: to torchrun, a rank runs
 until the launcher has decided how the job ends. So torchrun ends and restarts no rank; and its
-signals, when it ends itself, hit only stubs, which end at once: that it has ended is what counts.
+SIGKILL, 30 s or more after it has begun to end itself, hits only a stub. The stub tells its keeper
+when torchrun, or whoever signals all processes, signals it.
 
 For warm.py, which has imported torch, it passes its streams; the fork reads all else that a new
 process would inherit from the stub in /proc. The fork writes FORKED, and later, as the keeper, the
@@ -52,22 +53,34 @@ def have_forked(path: str) -> int:
 def main() -> None:
     """Have the keeper forked; wait for an exit code, and exit with it."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without Python's traceback in the job's log
-    told = -1  # the stub's end of a pipe, or of a socket, where its keeper writes
+    told = tells = -1  # the ends of a socket, the stub's and the keeper's
     warm = os.path.join(os.environ["LAUNCHER_RUN_DIR"], "warm")
     if os.path.exists(warm):
         told = have_forked(warm)
     if told < 0:
+        told, tells = (end.detach() for end in _socket.socketpair())
+    stub = os.getpid()
+
+    def tell(number: int, frame: object) -> None:
+        """Tell the keeper: the launcher must know that torchrun ends."""
+        if os.getpid() == stub:  # not in the fork, which has not replaced this yet
+            try:
+                os.write(told, bytes([number]))
+            except OSError:  # the keeper was killed
+                pass
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, tell)
+    if tells >= 0:
         import keeper  # type: ignore[import-not-found]
 
-        told, tells = os.pipe()
         if os.fork() == 0:
             os.close(told)
             keeper.execute(sys.argv[1:], *keeper.keep(dict(os.environ), tells))
         os.close(tells)
     try:
         (code,) = os.read(told, 1)
-    except (OSError, ValueError):  # the keeper was killed
+    except (OSError, ValueError):  # the keeper was killed, perhaps before it had read all
         code = 1
     os._exit(code)
 

@@ -32,13 +32,21 @@ class Stub(Process):
         self.keeper = Keeper(self)
 
     def on_signal(self, number: int) -> None:
-        """End: torchrun sees that."""
-        self.end(-number)
+        """Tell the keeper; while Python starts, nothing handles it."""
+        if self.keeper:
+            self.keeper.hears_stub(number)
+        else:
+            self.end(-number)
 
     def child_ended(self, child: Process) -> None:
         """End after a keeper that was killed; the kernel has sent its script SIGTERM."""
         if child.exit_code:
             self.soon(TELLS, self.end, 1)
+
+    def on_end(self) -> None:
+        """Have the keeper notice."""
+        if self.keeper:
+            self.keeper.hears_stub(signal.SIGKILL)
 
 
 class Keeper(Process):
@@ -72,6 +80,11 @@ class Keeper(Process):
 
     def on_signal(self, number: int) -> None:
         """Ignore all that stops."""
+
+    def hears_stub(self, number: int) -> None:
+        """Say that torchrun, or somebody else, has signalled or killed the stub."""
+        if self.acts:
+            self._pipe.say({"stub": {"number": number}})
 
     # The launcher's commands.
 

@@ -18,6 +18,7 @@ SAME = {
     "RankEnded": r"exit_code=-?\d+",
     "KeeperCleared": r"number=\d+, survivors=\d+",
     "KeeperLost": "rank",
+    "StubSignalled": r"number=\d+",
     "Stop": r"\d+",
     # It may be killed before it has seen that its child has ended.
     "TorchrunEnded": r"returncode=(0,)?",

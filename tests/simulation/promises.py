@@ -130,7 +130,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
 MOST_SECONDS = {
     **dict.fromkeys(STOPS, 0.1),
     What.KEEPER_KILLED: 1.1,
-    What.STUB_KILLED: 1.4,
+    What.STUB_KILLED: 1.1,
     **dict.fromkeys(LOSSES, 19.1),
     **dict.fromkeys(FAILURES, 2.7),
     What.TORCHRUN_KILLED: 1.3,

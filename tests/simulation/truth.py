@@ -14,13 +14,12 @@ from simulation.watch import Happened, Watch
 # What a first line says that names no rank; what the plan has then of the host at its begin,
 # or of any host.
 OF_TORCHRUN = (*faults.TORCHRUNS, What.RUNNER_FAILS, What.LAUNCHER_FAILS)
-OF_TORCHRUN = tuple(what for what in OF_TORCHRUN if what is not What.KEEPER_KILLED)
 OFTEN = (*SLOW, What.STARTS_SLOWLY, *faults.HANGS, *faults.LOSSES, What.CTRL_C_THRICE)
 NAMES: tuple[tuple[str, tuple[What, ...], tuple[What, ...]], ...] = (
     ("ranks have made no progress for", (), (What.HANGS, *faults.HELD)),
     ("was lost", (*faults.LOSSES, What.CTRL_C_THRICE), faults.PAUSES),
-    ("torchrun was ended by", (What.TORCHRUN_TOLD,), ()),
-    ("its keeper was killed", (What.KEEPER_KILLED,), ()),
+    ("torchrun was ended by|it was sent a signal, or ends by itself", (What.TORCHRUN_TOLD,), ()),
+    ("its keeper was killed|below torchrun was killed", faults.KEEPERS, ()),
     ("the device is gone", (), (What.TORCHRUN_FAILS,)),
     (COMPILE, (), (*OF_TORCHRUN, *OFTEN)),
     (" was killed by |has not started all|torchrun failed", OF_TORCHRUN, OFTEN),
@@ -47,7 +46,7 @@ def line_of_failure(result: Result) -> str:
 def is_true(watch: Watch, result: Result) -> bool:
     """Tell whether the plan broke what a result names."""
     line = line_of_failure(result)
-    rank = re.match(r"(\S+), rank (\d+) (?!.*its keeper was killed)", line)
+    rank = re.match(r"(\S+), rank (\d+) (?!.*(its keeper|below torchrun) was killed)", line)
     if rank:
         return _failed(watch, rank[1], int(rank[2]), line, result.exit_code)
     if "was not completed, or a host was lost" in line:
@@ -55,6 +54,12 @@ def is_true(watch: Watch, result: Result) -> bool:
     if "within" in line and "of the restart" in line:
         return bool(watch.restarts)
     host, first = re.split("[:, ]", line)[0], watch.job.names[0]
+    if "it was sent a signal, or ends by itself" in line and planned(watch, What.KEEPER_HANGS):
+        # A keeper that is stopped cannot tell that its stub was killed: torchrun just ends. If its
+        # launcher stands still, other hosts' torchruns are heard first.
+        slow = {watch.job.names[one.host] for one in watch.job.plan.faults if one.what in SLOW}
+        if {one.machine.name for one in has(watch, What.STUB_KILLED)} & {host, *slow}:
+            return True
     for words, of_host, of_any in NAMES:
         if re.search(words, line):
             hosts = {
