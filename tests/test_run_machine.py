@@ -334,7 +334,7 @@ def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
 def test_a_stop_before_ranks_run_is_said():
     host = Host(Start(1, 0), *JOINED).at(2.0, Stop(TERM))
     (line,) = host.lines
-    assert line.endswith(": stopping; ranks that run on algo-1 have 20 s to save.")
+    assert line.endswith(": stopping; the ranks of algo-1 have 20 s to save.")
 
 
 def test_processes_that_survive_are_given_up():

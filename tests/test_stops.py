@@ -3,7 +3,6 @@
 What keepers do at a stop is in test_keeper.py; what befalls a job meanwhile, in simulated ones.
 """
 
-import contextlib
 import signal
 import sys
 
@@ -58,8 +57,7 @@ def test_a_stop_of_all_processes_is_one_even_if_their_ends_are_seen_with_it(star
     below = [one for one in launcher.children(recursive=True) if one not in late]
     launcher.suspend()
     for process in (launcher, *below):
-        with contextlib.suppress(psutil.NoSuchProcess):  # its parent, torchrun, may have ended it
-            process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
     poll(lambda: all(has_ended(one.pid) for one in ends))
     launcher.resume()
     host.ends(ended_by(signal.SIGTERM))

@@ -68,7 +68,7 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         host.ends(143)
         assert "saved" in host.out
         assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
-        assert "SIGTERM (signal 15): stopping; ranks that run on" in host.err
+        assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
         assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); " in host.err
         assert re.search(r"training \S+ s, saving \S+ s\.$", host.err, re.M)
         assert "did not handle" not in host.err

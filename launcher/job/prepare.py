@@ -175,5 +175,4 @@ def _meant_for_the_launcher(options: Options) -> Iterator[str]:
         if spelled == "--nproc-per-node" and "nproc_per_node" not in options.given:
             ours = flag("nproc_per_node")
         if ours:
-            said = f"{name} is passed to the script; the launcher's own option is {ours}"
-            yield f"warning: {said}."
+            yield f"warning: {name} is passed to the script; the launcher's own option is {ours}."

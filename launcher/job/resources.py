@@ -237,7 +237,10 @@ def cgroup_cpus(root: str = "") -> float | None:
 
 def network_interfaces() -> frozenset[str]:
     """Return the names of this host's network interfaces."""
-    return frozenset(name for _, name in socket.if_nameindex())
+    try:
+        return frozenset(name for _, name in socket.if_nameindex())
+    except OSError:  # a sandbox without netlink
+        return frozenset()
 
 
 def interface_of(host: str) -> str:

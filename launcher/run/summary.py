@@ -19,7 +19,7 @@ _SINCE_START = re.compile(r", \d+ s after start")
 def stopping(state: State, number: int) -> list[str]:
     """Return the lines to log as ranks get a stop, whose signal has this `number`."""
     host, grace = state.job.current_host, state.grace(Why.STOP)
-    line = f"{signal_name(number)}: stopping; ranks that run on {host} have {grace:g} s to save."
+    line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
     return [line, *ranks.failed_before(state.ranks.values(), number, host)]
 
 

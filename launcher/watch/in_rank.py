@@ -425,8 +425,9 @@ def _sequence(group: Any) -> int:
 def summary(own: Sequence[dict[str, Any]], count: int) -> list[Any]:
     """Return a group's fields after its name, by the recorder's entries.
 
-    It waits in the first collective that has not ended. `count` is of all the group's operations.
-    Entries that the recorder has lost, for lack of room, count as not begun.
+    It waits in the first collective that has not ended. `count` is the number of all
+    operations of the group. Entries that the recorder has lost, for lack of room, count as not
+    begun.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
