@@ -157,8 +157,8 @@ def test_the_name_of_a_job_is_the_same_on_every_host():
 def test_instance_groups():
     chosen = read_cluster(GROUPS, ["train"])
     assert chosen.hosts == ("algo-2", "algo-3")
-    assert chosen.takes_part and chosen.node_rank == 1
-    assert not read_cluster(GROUPS, ["data"]).takes_part
+    assert chosen.node_rank == 1
+    assert read_cluster(GROUPS, ["data"]).hosts == ("algo-1",)
     assert read_cluster(GROUPS, ["data", "train"]).nnodes == 3
     assert read_cluster(GROUPS).nnodes == 3
     assert chosen.job_name == read_cluster(GROUPS).job_name

@@ -46,11 +46,6 @@ class Cluster(NamedTuple):
         """Return the name or address with which to look up a host."""
         return self.addresses.get(host, host)
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether this host is in one of the chosen instance groups."""
-        return self.current_host in self.hosts
-
 
 class LaunchPlan(NamedTuple):
     """One host's share of the job, ready to be started.

@@ -34,7 +34,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
     except LaunchError as error:
         error.args = (" ".join(filter(None, [str(error), given.hint])),)
         raise
-    if not cluster.takes_part:
+    if cluster.current_host not in cluster.hosts:
         groups = ", ".join(options.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
         return None
