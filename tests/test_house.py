@@ -62,11 +62,11 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7546,
-    ("run", "warm"): 2591,
+    ("",): 7585,
+    ("run", "warm"): 2630,
     ("watch",): 1065,
     ("peers",): 821,
-    ("job",): 1421,
+    ("job",): 1424,
     ("result",): 411,
     ("container",): 212,
     ("../launcher_tools",): 1973,
