@@ -56,7 +56,7 @@ except OSError as error:
         (TRIES.format("raise RuntimeError('not saved') from None"), FULL),
         # There is some left, but not enough, or no more for this user.
         (
-            "raise OSError(f'Not enough free space to write {__file__[:-9] + \"volume/x\"!r}')",
+            "import os\nraise OSError(f'Not enough free space in {os.getcwd() + \"/volume/x\"!r}')",
             "volume has only 1 MiB of 1 MiB free",
         ),
         ("raise OSError(122, 'Disk quota exceeded', 'volume/x')", "volume is used up"),
