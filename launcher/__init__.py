@@ -7,21 +7,22 @@ ended; `cli` calls them. `container` is PID 1 and the toolkit's process; `host` 
 signals, files and the clock for all of these; `text` has words, lines of JSON, and their sockets.
 
 Where each decision is made: for each question the files to open, in that order. Files that are
-named only to the right, or below a list, can stay closed. So can those that carry events and
+named only to the right, or below a list, can stay closed. So can those that only carry events and
 messages: run/supervisor.py, the loop, makes events for run/machine.py, and does what that decides;
 peers/channel.py carries messages between hosts (on every host but the first, peers/link.py passes
-them on), run/keepers.py and run/keeper.py those between the launcher and its ranks.
+them on). run/keepers.py and run/keeper.py are the two ends of what a launcher and a rank's keeper
+tell each other.
 
 How an option gets to its use:
 
     job/arguments.py      `parse` reads it by its row, from the command line or its variable
     job/options.py        the row: name, type, default, help
 
-  The use is wherever `options.NAME` stands: search for NAME. Of the two graces State.grace
-  (run/state.py) takes the right one for `_end_ranks` (run/machine.py); the time is then kept in
-  run/keeper.py, `_end`. Hyperparameters become arguments before that (job/toolkit.py); prepare.py
-  calls that, then `parse`. job/job.py has defaults that depend on other options;
-  job/plan.py checks options against each other, and job/prepare.py warns of those without effect.
+  The use is wherever `options.NAME` stands. Of the grace and the failure grace State.grace
+  (run/state.py) takes one; `_end_ranks` (run/machine.py) tells it to keepers. Before `parse`,
+  hyperparameters become arguments (job/toolkit.py). job/job.py has defaults that depend on other
+  options; job/plan.py checks options against each other, and job/prepare.py warns of those without
+  effect.
 
 How the words of a failure come about:
 
@@ -60,6 +61,9 @@ How a hang is found and ends the job:
                           never) `hang` is a Failure with 75; `line_of`, `reason_of`: the words
     peers/coordinator.py  `_watched`: `_fail` counts it at once, as a rank's own
 
+  By default only torch's own timeout ends a rank that waits; `_decide` puts `reason_of_wait` of the
+  judge before its words.
+
 How a stop gets from PID 1 to each rank, and how the job ends:
 
     container/init.py     `_stop`: to the launchers, whose loops make an event of it
@@ -68,7 +72,7 @@ How a stop gets from PID 1 to each rank, and how the job ends:
     peers/coordinator.py  `host_stopped`: End to all hosts
     run/machine.py        `ended`: other hosts end their ranks, too
     run/keeper.py         `_ending`: the rank's end, until nothing is left of it
-    run/machine.py        `cleared`: so has the host, if all its ranks have
+    run/machine.py        `cleared`: Cleared to the coordinator, when all its ranks have ended
     peers/coordinator.py  `host_cleared`: if all hosts have, `_leave`: Leave to all, here last
     run/machine.py        `left`, then `nothing_left`, when the loop finds no more children
     cli.py                `_launch` logs the last lines; `main` reports the exit code to PID 1
@@ -80,11 +84,13 @@ Where an exit code comes from:
     errors.py             the launcher's own codes; who chooses a code, also without a coordinator;
                           `EXIT_CODES`: what all codes mean for users
     result/causes.py      makes results of failures and stops; `of_container`: PID 1's
-    peers/coordinator.py  `_cause`, `_verdict` choose among failures, `host_stopped` against a stop;
-                          it ends a job by `_end_all` alone; `_leave`: the final result
+    peers/coordinator.py  `_cause` chooses among failures, `_verdict` between a restart and its
+                          result, `host_stopped` between a failure and a stop; `_end_all` ends all
+                          ranks; `_leave`: the final result
     cli.py                `_launch` returns the result that Leave has brought; `main` its code
 
-  A host that decides for itself: the comment above the codes (errors.py) has each case.
+  A rank's own code comes as the words of its failure do. When a host decides for itself, says the
+  comment above the codes (errors.py).
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.
