@@ -18,8 +18,8 @@ How an option gets to its use:
     job/arguments.py      `parse` reads it by its row, from the command line or its variable
     job/options.py        the row: name, type, default, help
 
-  The use is wherever `options.NAME` stands. Of the grace and the failure grace State.grace
-  (run/state.py) takes one; `_end_ranks` (run/machine.py) tells it to keepers. Before `parse`,
+  The use is wherever `options.NAME` stands. State.grace (run/state.py) chooses the grace or the
+  failure grace; `_end_ranks` (run/machine.py) tells it to keepers. Before `parse`,
   hyperparameters become arguments (job/toolkit.py). job/job.py has defaults that depend on other
   options; job/plan.py checks options against each other, and job/prepare.py warns of those without
   effect.
@@ -89,8 +89,8 @@ Where an exit code comes from:
                           ranks; `_leave`: the final result
     cli.py                `_launch` returns the result that Leave has brought; `main` its code
 
-  A rank's own code comes as the words of its failure do. When a host decides for itself, says the
-  comment above the codes (errors.py).
+  A rank's own code travels with the words of its failure. The comment above the codes (errors.py)
+  says when a host decides for itself.
 
   126 and 127 are LaunchErrors (host/processes.py, job/), a rank's own, or its keeper's for a script
   that it cannot start. 137 is that of a killed rank or, below PID 1, of a killed launcher.

@@ -66,7 +66,7 @@ MOST_LINES_OF_FOLDERS = {
     ("run", "warm"): 2630,
     ("watch",): 1065,
     ("peers",): 821,
-    ("job",): 1424,
+    ("job",): 1421,
     ("result",): 411,
     ("container",): 212,
     ("../launcher_tools",): 1973,

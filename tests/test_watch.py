@@ -179,7 +179,7 @@ ABSENT = [
     (f"in 61 | in 61 | in 61 | ; {SILENT}", (3,), 61, 3),
     # Rank 0 is behind, but waits for rank 1 in another group.
     ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
-    # Of rank 0 the recorder has lost all entries of this group.
+    # The recorder has lost rank 0's entries of this group.
     ("at 0 | in 61 | in 61 | in 61", (0,), 61, 3),
     # A rank that has gone on to the next one, while another is in this one and a third in none.
     ("in 61 | in 62 | at 61 | at 62", (2,), 62, 1),

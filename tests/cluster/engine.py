@@ -26,7 +26,7 @@ from conftest import REPO, poll
 
 HERE = Path(__file__).resolve().parent
 DATA = REPO / ".engine"
-SECONDS_OF_A_STEP = 900  # which is long for any command here
+SECONDS_OF_A_STEP = 900  # of an image's build; none takes nearly as long
 DEBIAN = "debian:bookworm-slim"
 DEBIAN_PYTHON = "3.11"
 LABEL = "sagemaker-torch-launcher.tests"  # its value: the pid of the tests that made it

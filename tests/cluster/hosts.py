@@ -17,7 +17,7 @@ from conftest import OPTIONS, REPO, WITH_LOG_DIR, make_one_file, poll, write_con
 
 from cluster.engine import LABEL
 
-# Without the fixtures' time: the first tests wait there until the images are built.
+# It does not count the time of fixtures, in which the first tests wait until images are built.
 LIMIT = pytest.mark.timeout(600, func_only=True)
 CONTAINERS = [pytest.mark.containers, pytest.mark.torch, LIMIT]
 # Seconds that bounds have on top where other tests run beside these, as in `make test-containers`:

@@ -8,7 +8,6 @@ from conftest import SYSTEMS, TRAIN_DDP, more
 
 from cluster.hosts import CONTAINERS
 
-# Each mpirun runner of the toolkit sleeps for half a minute on the first host, and again on others.
 pytestmark = CONTAINERS
 
 # What the Python SDK 2.257 makes of `distribution=`: hyperparameters. It sets the number of
