@@ -62,10 +62,10 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7585,
+    ("",): 7596,
     ("run", "warm"): 2630,
     ("watch",): 1065,
-    ("peers",): 821,
+    ("peers",): 832,
     ("job",): 1421,
     ("result",): 411,
     ("container",): 212,

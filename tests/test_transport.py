@@ -392,6 +392,7 @@ def test_a_port_that_is_taken_on_the_first_host(job):
 
 
 def test_a_port_that_the_first_host_may_not_have(job, monkeypatch):
+    """Waiting does not help."""
     monkeypatch.setattr(System, "listen", Mock(side_effect=PermissionError(errno.EACCES, "")))
     (first,) = job.join(HOSTS[0])
     assert "(Permission denied)" in first.result.text

@@ -21,6 +21,7 @@ this host.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import socket
@@ -39,6 +40,9 @@ from launcher.text.protocol import LineSocket, Lobby, decoded, encoded
 from launcher.text.words import Note, other_port
 
 STRANGERS = 64  # connections that fit, besides those of the other hosts
+_LISTEN_AGAIN_SECONDS = 1  # between two tries to listen
+# For another program to release the port; other programs need that long to see it, too.
+_LISTEN_SECONDS = 3
 # Between two tries to reach the coordinator: at first, and at most.
 _RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 _MOST_REFUSALS_LOGGED = 20
@@ -199,7 +203,7 @@ class Channel(Stepping):
 
     def close(self) -> None:
         """Close all connections (LineSocket.close)."""
-        self._lobby.close()
+        self._end_listening()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -209,7 +213,7 @@ class Channel(Stepping):
     def _do(self, action: Action) -> None:
         if isinstance(action, events.Send):
             if isinstance(action.message, messages.Start):
-                self._lobby.close()  # all have joined
+                self._end_listening()  # all have joined
             self._send(action.hosts, action.message)
             if self._job.current_host in action.hosts:
                 self._command(action.message)
@@ -236,16 +240,27 @@ class Channel(Stepping):
             self._system.connect(address, port, self._connected)
 
     def _listen(self, address: str, port: int) -> None:
+        """Start listening; try again in a while if another program has the port."""
+        job, now = self._job, self._system.now()
         try:
             sockets, self.own_name_resolves = self._system.listen(address, port)
         except OSError as error:
-            seen = (
-                f"launcher: {self._job.current_host} cannot listen on port {port} for the "
-                f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
-            )
-            self.report(of_host(f"{seen}; {other_port('peer_port')}."))
-        else:
-            self._lobby.listen(*sockets)
+            until = self._began + min(_LISTEN_SECONDS, job.options.start_timeout)
+            if error.errno == errno.EADDRINUSE and now < until:
+                self._meet_at = now + _LISTEN_AGAIN_SECONDS
+            else:
+                seen = (
+                    f"launcher: {job.current_host} cannot listen on port {port} for the launchers "
+                    f"of the other hosts ({os.strerror(error.errno or 0)})"
+                )
+                self.report(of_host(f"{seen}; {other_port('peer_port')}."))
+            return
+        self._lobby.listen(*sockets)
+
+    def _end_listening(self) -> None:
+        """Accept no more connections, and close those of strangers."""
+        self._meet_at = math.inf
+        self._lobby.close()
 
     def _connected(self, what: socket.socket | str) -> None:
         if isinstance(what, str):

@@ -378,9 +378,9 @@ def test_the_peer_port_is_taken(fault):
     fault.prepare(launcher_start_timeout=15)
     take_port(fault.job["algo-1"], 29401)
     fault.begins()
-    # It stays for 3 s to tell late hosts.
+    # It tries to listen for 3 s, and stays for 3 s to tell late hosts.
     says = "launcher: algo-1 cannot listen on port 29401 for "
-    fault.ends(2, says, 3 + 2, lost=("algo-2",))
+    fault.ends(2, says, 3 + 3 + 2, lost=("algo-2",))
     fault.ends(69, "algo-1 could not be reached within 15 s (", 15 + 5, lost=("algo-1",))
     for host in fault.job.values():  # the second says what it has met; then algo-1 has ended
         assert "choose another with --launcher-peer-port" in host.log()
