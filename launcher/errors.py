@@ -18,11 +18,13 @@ OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own exit codes (docs/options.md, "Exit codes"). Only result/causes.py makes results
 # of them, and the coordinator decides which result counts (peers/coordinator.py). A host decides
-# for itself only without a job (cli.py), without a coordinator (run/machine.py), after
-# an error of its own launcher (run/supervisor.py), at the third Ctrl-C, and if the program that
-# runs torchrun fails or is stopped after a success (both run/machine.py). Below PID 1,
-# `of_container` chooses between the codes of the command and of its launchers;
-# launcher_tools/local.py chooses among the hosts of `sm-launch local`.
+# for itself only
+# - without a job (cli.py), or a coordinator (`alone` of run/machine.py);
+# - after an error of its own launcher (run/supervisor.py);
+# - at the third Ctrl-C, or if the program that runs torchrun fails or is stopped after a success
+#   (run/machine.py);
+# - below PID 1, for its container: `of_container` of result/causes.py, among the command's code and
+#   its launchers'. launcher_tools/local.py chooses among the hosts of `sm-launch local`.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself

@@ -81,7 +81,7 @@ KEEP = "import ctypes; lock, libc = ctypes.create_string_buffer(64), ctypes.PyDL
 KEEP += "libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)"
 LOCK = "import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()"
 UPLOADS = """
-import threading
+import threading, torch.distributed
 def upload():
     time.sleep(600)
 threading.Thread(target=upload, name="uploader").start()
