@@ -47,10 +47,12 @@ How a message of a rank gets to the log:
 
     run/rank.py           sends it; watch/in_rank.py sends replies to polls
     run/keepers.py        `_said` reads it
-    run/ranks.py          `updated` keeps it
+    run/events.py         its fields
+    run/machine.py        `rank_reports`: what is logged (run/ranks.py keeps it)
     result/causes.py      `Exit`: the fields of an end; `of_rank`: its words
-    watch/waits.py        `StalledRank`: the fields of a reply; watch/judge.py has the words
-    run/events.py         the fields of other messages
+
+  A reply to a poll goes to watch/host.py (`replied`) instead; watch/waits.py has its fields, and
+  watch/judge.py the words. What a keeper itself has to log, run/keepers.py logs at once.
 
 How a hang is found and ends the job, with --launcher-hang-timeout:
 

@@ -1,7 +1,7 @@
 """`sm-launch doctor`: what the launcher sees on this host, and whether a job would run.
 
-This file has the order of the checks (doctor_checks.py), and the report. Each check runs in a
-thread of its own, so that a hanging check holds up neither the others nor a stop.
+This file has the report; doctor_checks.py has the checks, in the report's order. Each check runs in
+a thread of its own, so that a hanging check holds up neither the others nor a stop.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from launcher.result.failure import output_dir
 from launcher.text.words import flag, is_loopback, listed, other_port, plural, shortened
 
 _T = TypeVar("_T")
-_ROOT = ""  # of /proc, /sys and /dev; tests have another
+_ROOT = ""  # of /proc, /sys and /dev/nvidia*; tests have another
 # Each is a level, what was seen, and what to do, if anything.
 Findings = Iterator[tuple[str, ...]]
 # How bad a finding is; only the last one changes the exit code.

@@ -1,7 +1,8 @@
 """What a launcher's loop runs on: a clock, a selector and its connections, processes.
 
-The supervisor, the channel and the keepers' connections wait, start and signal only through it.
-tests/simulation runs the same loop on another System. This one needs Linux (proc, prctl).
+The supervisor, the channel and the keepers' connections wait, start and signal only through it; but
+torchrun's start is an argument of the supervisor. tests/simulation runs the same loop on another
+System. This one needs Linux (proc, prctl).
 """
 
 from __future__ import annotations

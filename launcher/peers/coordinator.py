@@ -92,8 +92,9 @@ class Deciding(NamedTuple):
 class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
-    Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
-    there are `failures`, they decide that then; the End's result is what they said before.
+    Then the job ends, or the next attempt starts if the End says so and nothing prevents it. With
+    `failures`, the result is computed from them again at the end (_settled): the End's is
+    preliminary.
     """
 
     end: End
@@ -327,7 +328,7 @@ def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
         if not reason and failure.cause is not Cause.ABORTED:
             reason = sentences.first_to_end(state.succeeded, failed_at, failure.rank)
         failure = failure._replace(reason=reason)
-        failures = ((failure, failed_at), *failures)
+        failures = ((failure, failed_at), *failures)  # the first of equally good causes
     result = _verdict(state, failures)
     if result:
         return _end_all(state, result, now, failures)

@@ -11,15 +11,15 @@ The launcher and the keeper talk in lines of JSON, in order:
         nproc                                         prefix, merges, bars
     runs: pid                                     end: number, signal_number, grace, waits,
     ended: exit_code, response, and what              at_once
-        clues.py says                             ask: passed on to the script's process
-    cleared: number, survivors                    leave: an exit code
-    stub: number, of a signal that it got
+        clues.py says                             ask: a request for the script's process,
+    cleared: number, survivors                        or a signal for it
+    stub: number, of a signal that it got         leave: an exit code
     log: a line
     hangs_up: true, of the script's process
 
-Lines of the script's process go to the launcher as they are, behind a colon. They, and all of its
-output, come before its end; all but the reason of its end may be dropped if the launcher is slow.
-If the launcher is gone, the keeper ends the script, and leaves.
+Lines of the script's process go to the launcher as they are, behind a colon; if the launcher is
+slow, any of them but the reason of its end may be dropped. They, and all of its output, come before
+`ended`. If the launcher is gone, the keeper ends the script, and leaves.
 
 A keeper waits for nobody: its sockets do not block; it queues what the launcher does not read, and
 bounds the queue of replies. Only at its script's end it waits for the console, for 1 s. It needs no
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+# As in errors.py, which is not to be imported here.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are stuck in the kernel

@@ -18,7 +18,8 @@ RankEvent = Union[
 ]
 _RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
 CONFIRM_SECONDS = 2.5  # from a rank's exception until it counts, if its process does not end first
-# A rank departs when its script ends, if its process ends within this time; else with its process.
+# If a rank's process ends within this time of its script, the rank departed at the script's end; if
+# not, at the process's.
 EXIT_SECONDS = 5.0
 
 

@@ -42,7 +42,7 @@ class Running(NamedTuple):
 class Ending(NamedTuple):
     """All processes of ranks are being ended.
 
-    `end_number` is that of the coordinator's End, -1 while only this host knows of the end;
+    `end_number` is that of the coordinator's End, LOCAL (machine.py) while there is none;
     `open` are the ranks whose keepers have not cleared; at `deadline` they kill their processes.
     """
 
@@ -72,7 +72,7 @@ Phase = Union[Joining, Running, Ending, Leaving, Done]
 
 
 class Times(NamedTuple):
-    """When each phase of the job began on this host."""
+    """When each part of the job began on this host."""
 
     began: float
     started: float = math.inf  # torchrun
@@ -102,7 +102,7 @@ class State(NamedTuple):
 
     @property
     def result(self) -> Result | None:
-        """How this host ends: as all do; `instead` counts, if it is set, where they succeed."""
+        """How this host ends: as all do, but by `instead`, if it is set, where all succeed."""
         return self.instead if self.instead and self.decided == SUCCESS else self.decided
 
     @property

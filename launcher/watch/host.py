@@ -277,17 +277,14 @@ class Watch:
                 "is closed, or --launcher-watch is 0."
             )
         elif rank.poll != self._polls:
-            why = f"  it {no_reply(state, may_signal=self._may_signal)}."
+            why = f"  it {no_reply(state, with_advice=not self._may_signal)}."
         threads = rank.threads or [stacks.Thread("", rank.calls)]
         room -= len(why)
         return "\n".join(filter(None, (why * (room > 0), stacks.text_of(threads, room))))
 
 
-def no_reply(state: str, *, may_signal: bool = True) -> str:
-    """Return why a rank's process does not reply, by the letter of its state (proc(5)).
-
-    With advice how to see where it is, unless `may_signal`.
-    """
+def no_reply(state: str, *, with_advice: bool = False) -> str:
+    """Return why a rank's process does not reply, by the letter of its state (proc(5))."""
     why = _WHY_SILENT.get(state, _HOLDS_LOCK)
-    how = "; `sm-launch stacks` shows where, by sending it a signal" if why == _HOLDS_LOCK else ""
-    return f"does not answer: {why}{'' if may_signal else how}"
+    how = "; `sm-launch stacks` shows where, by sending it a signal"
+    return f"does not answer: {why}{how if with_advice and why == _HOLDS_LOCK else ''}"
