@@ -177,6 +177,8 @@ ABSENT = [
     (f"in 61 | at 60 | in 61 | at 60; {SILENT}", (1,), 61, 2),
     (f"in 61, pair at 5 | in 61, pair in 5; {SILENT} | in 61 | at 60; {SILENT}", (3,), 61, 3),
     (f"in 61 | in 61 | in 61 | ; {SILENT}", (3,), 61, 3),
+    # Rank 1 was in another group, or made it, when it last replied.
+    (f"in 61 | at 60, pair in 5; {SILENT} | in 61 | in 61", (1,), 61, 3),
     # Rank 0 is behind, but waits for rank 1 in another group.
     ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
     # The recorder has lost rank 0's entries of this group.

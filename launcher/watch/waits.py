@@ -237,8 +237,10 @@ def _stalls_of_waits(ranks: StalledRanks) -> list[Stall]:
     since = max(rank.since for rank in of_stall.values())
     is_sure = any(wait.is_sure for wait in stuck)
     absent = {rank for wait in stuck for rank in wait.absent}
-    idle = absent - first_wait.keys()
-    # A silent rank may wait itself: prefer another root.
+    # A silent rank may have continued from a wait in which nobody else is: then it does not count.
+    still = ({r for r in w.waiting if w.is_sure or not ranks[r].trouble} for w in waits)
+    idle = absent.difference(*still)
+    # But it may wait elsewhere: prefer another root.
     idle = {rank for rank in idle if not ranks[rank].trouble} or idle
     for wait in sorted(stuck, key=lambda wait: (not wait.absent, not wait.is_sure)):
         root = tuple(rank for rank in wait.absent if rank in idle)
