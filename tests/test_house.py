@@ -62,8 +62,8 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7596,
-    ("run", "warm"): 2630,
+    ("",): 7601,
+    ("run", "warm"): 2635,
     ("watch",): 1065,
     ("peers",): 832,
     ("job",): 1421,

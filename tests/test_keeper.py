@@ -176,7 +176,7 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
         printed(f"['{attempt}', None, '1']")
         printed(f"own {pid} {pid} {pid}")
     names = [next(iter(one)) for one in kept.told]
-    assert names == ["hello", *["runs", "said", "hangs_up", "ended", "cleared"] * 2]
+    assert names == ["hello", *["runs", "words", "said", "hangs_up", "ended", "cleared"] * 2]
     assert kept.leave(42) == 42
     poll(nothing_is_left)
 
@@ -605,6 +605,16 @@ def test_the_last_output_of_an_exit_is_that_of_the_stream_that_was_written_last(
     )
     kept.run()
     assert kept.wait("ended")["words"] == "no license"
+
+
+def test_the_last_output_of_an_exit_that_takes_long_is_told_before_it(start):
+    kept = start(
+        "import atexit, sys, time\natexit.register(time.sleep, 3600)\n"
+        "print('no license')\nsys.exit(7)"
+    )
+    kept.run()
+    assert kept.wait("words") == "no license"
+    assert kept.wait("said").startswith(b'{"end"')
 
 
 # Output.

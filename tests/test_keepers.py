@@ -98,6 +98,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         RUNS,
         {"log": "a line\n of its own"},
         said(script_ended={}),
+        {"words": "no data"},
         said(end={"exit_code": 3, "chain": [LINK], **CLUES, "notes": ["it was killed"]}),
         {"hangs_up": True},
         {"ended": {**ENDED, "response": "handles"}},
@@ -108,7 +109,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         JOINED,
         RankRuns(7, 77),
         ScriptEnded(7),
-        RankExits(7, Exit(3, (Link(**LINK),), ("it was killed",))),
+        RankExits(7, Exit(3, (Link(**LINK),), ("it was killed",), words="no data")),
         RankEnded(7, Exit(3), Disposition.HANDLES),
         KeeperCleared(7, 4, 1),
     ]

@@ -10,10 +10,12 @@ The launcher and the keeper talk in lines of JSON, in order:
     hello: rank, local_rank, group_rank,          run: environ, ignored, grace, log, shows,
         nproc                                         prefix, merges, bars
     runs: pid                                     end: number, signal_number, grace, waits,
-    ended: exit_code, response, and what              at_once
-        clues.py says                             ask: a request for the script's process,
-    cleared: number, survivors                        or a signal for it
-    stub: number, of a signal that it got         leave: an exit code
+    words: its last output, as it says why            at_once
+        it ends, which may take long              ask: a request for the script's process,
+    ended: exit_code, response, and what              or a signal for it
+        clues.py says                             leave: an exit code
+    cleared: number, survivors
+    stub: number, of a signal that it got
     log: a line
     hangs_up: true, of the script's process
 
@@ -121,12 +123,15 @@ class Script:
         saves = self.response == "handles" and self.signal != signal.SIGINT
         return not (self.pid or saves) and self.code in (-self.signal, -signal.SIGTERM)
 
-    def ended(self) -> dict[str, Any]:
-        """Return the message about its end, once all of its output is read."""
+    def clues(self, code: int) -> dict[str, Any]:
+        """Return what explains an end with this code, once all of its output is read."""
         latest = sorted(self.streams, key=lambda stream: stream.read_at)
         tail = "".join(stream.tail.decode(errors="replace") for stream in latest)
-        clues = {} if self.signal or not self.code else _clues(self.code, tail)
-        return {"exit_code": self.code, "response": self.response, **clues}
+        return {} if self.signal or not code else _clues(code, tail)
+
+    def ended(self) -> dict[str, Any]:
+        """Return the message about its end."""
+        return {"exit_code": self.code, "response": self.response, **self.clues(self.code)}
 
     def close(self) -> None:
         """Close all of its files."""
@@ -399,8 +404,9 @@ class Keeper:
         if not says:
             return
         for line in says.read()[0]:
-            is_end = line.startswith(b'{"end"')
-            script.has_said_end |= is_end
+            if is_end := line.startswith(b'{"end"'):
+                script.has_said_end = True
+                self._launcher.send({"words": script.clues(1).get("words", "")})
             self._launcher.pass_on(b":" + line, is_droppable=not is_end)
         if says.is_gone or to_the_end:
             says.close()

@@ -38,6 +38,7 @@ class _Connection(LineSocket):
 
     rank = local_rank = -1
     pid = 0  # of the script's process, while it runs
+    words = ""  # its last output, as it says why it ends
     wants_stacks = False
 
 
@@ -150,6 +151,8 @@ class Keepers(Lobby[_Connection]):
             return _event(events.KeeperCleared, rank, message["cleared"])
         elif "stub" in message:
             return _event(events.StubSignalled, rank, message["stub"])
+        elif "words" in message:
+            connection.words = wire.read(str, message["words"])
         elif "hangs_up" in message:
             self.watch.disconnected(connection.pid)
         else:
@@ -176,7 +179,7 @@ class Keepers(Lobby[_Connection]):
             end = self._exit_of(thread.get("end"))
             return events.ThreadRaised(rank, str(thread.get("name")), end) if end.chain else None
         elif "end" in message:
-            event = events.RankExits(rank, self._exit_of(message["end"]))
+            event = events.RankExits(rank, self._exit_of(message["end"], connection.words))
             self.watch.failed(pid, message.get("groups"))
         return event
 
@@ -194,7 +197,7 @@ class Keepers(Lobby[_Connection]):
             end = end._replace(at=self._system.time_of_day())
         return events.RankEnded(connection.rank, end, response)
 
-    def _exit_of(self, message: Any) -> Exit:
+    def _exit_of(self, message: Any, words: str = "") -> Exit:
         """Return an end with the kernel's counts of what may explain it.
 
         A rank sets only the fields that are passed on here; the launcher finds out the others.
@@ -204,7 +207,7 @@ class Keepers(Lobby[_Connection]):
         recorded = self.oom() if end.exit_code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return Exit(end.exit_code, expanded(end.chain), end.notes, recorded, end.broken)
+        return Exit(end.exit_code, expanded(end.chain), end.notes, recorded, end.broken, words)
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""

@@ -155,8 +155,9 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
     stalls, actions = list[Stall](), list[Any]()
     for stall in state.stalls:
         if stall.progress_at + _PROGRESS_SECONDS <= now:
+            took = lasted(stall.progress_at - stall.since)
             moving = Note("continued", ranks=stall.waiting, since=stall.progress_at)
-            actions += [Log(end_of(stall)), moving]
+            actions += [Log(f"ranks are making progress again after {took}."), moving]
             continue
         if stall.lasts and stall.notice_at <= now:
             reason, line = reason_of(stall, now), line_of(stall, now, stall.logged)
@@ -249,11 +250,6 @@ def line_of(stall: Stall, now: float, logged: str = "") -> str:
         return f"{why}."
     lasting = f"ranks have made no progress for {lasted(now - stall.since)}"
     return f"{lasting}, for the same reason." if why == logged else f"{lasting}: {why}."
-
-
-def end_of(stall: Stall) -> str:
-    """Return that a stall has ended."""
-    return f"ranks are making progress again after {lasted(stall.progress_at - stall.since)}."
 
 
 def reason_of(stall: Stall, now: float) -> str:
