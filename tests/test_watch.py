@@ -179,6 +179,9 @@ ABSENT = [
     (f"in 61 | in 61 | in 61 | ; {SILENT}", (3,), 61, 3),
     # Rank 1 was in another group, or made it, when it last replied.
     (f"in 61 | at 60, pair in 5; {SILENT} | in 61 | in 61", (1,), 61, 3),
+    # Rank 1 may have begun #61 since: rank 2 surely has not.
+    (f"in 61 | at 58; {SILENT} | at 60 | in 61", (2,), 61, 2),
+    (f"begun 61 | begun 58; {SILENT} | begun 60 | begun 61", (2,), 61, 2),
     # Rank 0 is behind, but waits for rank 1 in another group.
     ("at 60, pair in 5 | at 60, pair at 4 | in 61 | in 61", (1,), 61, 2),
     # The recorder has lost rank 0's entries of this group.
@@ -262,7 +265,18 @@ def test_a_rank_that_is_about_to_end():
     for now in (15, 30):
         watch.replied(7, reply(watch.poll(now), 35, F, ends=now == 30), now)
     (one,) = report(watch, 31).ranks
-    assert (one.trouble, one.unchanged) == ("is about to end, in f, a.py:3", 36)
+    # Not the 36 s of its own clock: for some of them all were suspended.
+    assert (one.trouble, one.unchanged) == ("is about to end, in f, a.py:3", 31)
+
+
+def test_a_rank_that_makes_progress_may_be_in_any_group():
+    watch = watching(7, 8)
+    request = watch.poll(15)
+    watch.replied(7, request, 15)
+    watch.replied(8, reply(request, 3, F, groups=[["0,1", 0, "", 9, 9]]), 15)
+    watch.request_stacks(CollectStacks(1, False), 20)
+    found = report(watch, 25, {7: None, 8: None})
+    assert [one.has_more for one in found.ranks] == [True, False]
 
 
 def lines(*calls):
@@ -928,7 +942,8 @@ def test_a_rank_that_fails_is_reported_as_it_waited():
 )
 def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, is_alone):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    world = a_group("cpu:gloo") if groups else SimpleNamespace(pg_group_ranks={})
+    world = a_group("cpu:gloo") if groups else SimpleNamespace(pg_group_ranks={}, pg_names={})
+    world.pg_group_ranks[-100] = {0: 0, 1: 1}  # torch's mark of a group without this rank
     world.pg_map = groups
     module = SimpleNamespace(_world=world, _default_pg_init_method="env://" if had_group else None)
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
@@ -941,5 +956,24 @@ def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, 
     monkeypatch.setattr(in_rank, "_WORK_SECONDS", math.inf)
     replier = in_rank.Replier(None)
     assert replier.is_alone() == is_alone
-    replier.forked()  # a child may do its work
+    thread = threading.Thread(target=(ends := threading.Event()).wait)
+    thread.start()  # it may do the rank's work
+    try:
+        assert not replier.is_alone()
+    finally:
+        ends.set()
+        thread.join()
+    assert replier.is_alone() == is_alone
+    replier.forked()  # and a child may
     assert not replier.is_alone()
+
+
+@pytest.mark.parametrize("function", ["recv", "all_reduce"])
+def test_whether_a_rank_has_failed_in_its_last_collective(monkeypatch, function):
+    told, module = [], SimpleNamespace(__file__="")
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+    monkeypatch.setattr(in_rank, "groups_now", lambda *, has_failed: told.append(has_failed) or [])
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(f"def {function}(): 1 / 0\n{function}()", {})
+    in_rank.Replier(None).failed(raised.value)
+    assert told == [function == "all_reduce"]

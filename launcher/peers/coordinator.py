@@ -326,7 +326,10 @@ def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
     if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did
         reason = judge.reason_of_wait(state.watch, failure.rank, failure.headline, now)
         if not reason and failure.cause is not Cause.ABORTED:
-            reason = sentences.first_to_end(state.succeeded, failed_at, failure.rank)
+            # Who ends after a broken connection may have broken it; not so after a time-out.
+            until = failed_at if failure.cause is Cause.TIMED_OUT else math.inf
+            ended = [one for one in state.succeeded if one[0] < until]
+            reason = sentences.first_to_end(ended, failed_at, failure.rank)
         failure = failure._replace(reason=reason)
         failures = ((failure, failed_at), *failures)  # the first of equally good causes
     result = _verdict(state, failures)

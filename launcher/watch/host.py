@@ -74,8 +74,8 @@ class _Rank:
             return known._replace(unchanged=age)
         if age > misses:
             known = known._replace(trouble=no_reply(state))
-        elif not known.unchanged:
-            return known
+        elif not known.unchanged:  # after progress it replies without its groups
+            return known._replace(has_more=known.has_more or not known.groups)
         unchanged = min(known.unchanged + age, ran_on if has_returned else math.inf)
         return known._replace(unchanged=unchanged, runs_on=has_returned)
 
@@ -128,6 +128,9 @@ class Watch:
             return  # it is too late
         numbers = {"rank": rank.known.rank, "local_rank": rank.known.local_rank}
         known = wire.read(StalledRank, {"unchanged": 0, **fields, **numbers})
+        # No longer than by our clock, which stands still while all are suspended.
+        most = rank.known.unchanged + now - rank.replied_at
+        known = known._replace(unchanged=min(known.unchanged, most))
         sent = wire.read(tuple[tuple[str, tuple[str, ...], bool], ...], fields.get("threads", []))
         rank.signal = wire.read(int, fields.get("signal", rank.signal))
         rank.replied_at, rank.poll, rank.threads = now, self._polls, stacks.threads_of(sent)

@@ -49,6 +49,8 @@ _GROUPS_BYTES, _LONGEST_RANKS = 16_000, 2000
 _MOST_THREADS, _MOST_CALLS, _LONGEST = 30, 60, 200  # characters of a file's path, or of a name
 # Functions of _MODULE that make a group; the first makes the one of all ranks.
 _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
+# And functions of it in which a rank waits without a collective.
+_WITHOUT_ENTRY = ("recv", "send", "monitored_barrier")
 # Arguments of init_process_group that take the place of variables of the rank's start.
 _ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}
 _ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
@@ -111,8 +113,10 @@ class Replier:
 
     def _note_collectives(self) -> None:
         """Note whether a collective has begun, as the script may destroy its groups later."""
-        groups = dict(sys.modules[_MODULE]._world.pg_group_ranks)
-        begun = any(_sequence(group) for group, ranks in groups.items() if len(ranks) > 1)
+        world = sys.modules[_MODULE]._world
+        # Only those with a name: one is torch's mark for groups of which this rank is no member.
+        groups = [group for group, ranks in dict(world.pg_group_ranks).items() if len(ranks) > 1]
+        begun = any(_sequence(group) for group in groups if group in world.pg_names)
         self._has_exchanged |= begun or bool(recorded("fr").get("pg_status"))
 
     def is_alone(self) -> bool:
@@ -130,6 +134,7 @@ class Replier:
                 getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0),
                 not loads_data and sum(os.times()[2:4]) > _WORK_SECONDS,
                 not _OTHER_WAYS.isdisjoint(sys.modules),
+                sum(not one.daemon for one in threading.enumerate()) > 1,
             )
             return self._has_others and not any(may_have_others)
         return False
@@ -143,7 +148,10 @@ class Replier:
                 making, note = self._meeting(raised[::-1])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
-                found["groups"], _ = self._fitting(making + groups_now(has_failed=not making))
+                # gloo's recorder has no entry for these.
+                is_other = any(frame.f_code.co_name in _WITHOUT_ENTRY for frame in raised)
+                has_failed = not (making or is_other)
+                found["groups"], _ = self._fitting(making + groups_now(has_failed=has_failed))
         return found
 
     def script_ended(self) -> None:
@@ -234,7 +242,8 @@ class Replier:
                 return {}
         groups, has_more = self._fitting(making + groups_now())
         found: dict[str, Any] = {"groups": groups, "has_more": has_more}
-        if self._has_others and not (self._has_exchanged or self._has_returned):
+        may_exchange = self._has_exchanged or self._has_forked or self._has_returned
+        if self._has_others and not may_exchange:
             found["note"] = note
         return found
 

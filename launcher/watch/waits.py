@@ -270,9 +270,14 @@ def _wait_in(views: Mapping[int, Group], ranks: StalledRanks) -> Wait | None:
     furthest = max(views.values(), key=lambda view: view.last)
     members = [rank for rank in sorted({*furthest.members, *views}) if rank in ranks]
     begun = {rank: _begun(ranks[rank], views.get(rank), furthest) for rank in members}
-    least = min(begun.values())
     awake = {rank for rank in views if not ranks[rank].trouble}
     inside = {rank for rank, view in views.items() if view.waits}
+    # A silent rank may have begun more since. If others are absent, too, it has begun as much.
+    behind = min((begun[rank] for rank in awake - inside), default=_UNKNOWN)
+    if behind < max((begun[rank] for rank in awake), default=0):
+        silent = {rank for rank in members if ranks[rank].trouble and not ranks[rank].has_ended}
+        begun.update((rank, max(begun[rank], behind)) for rank in silent)
+    least = min(begun.values())
     may_wait = inside | awake if furthest.is_counted else inside
     waiting = {rank for rank in may_wait if begun[rank] > least}
     absent = {rank for rank, count in begun.items() if count == least} - (inside & awake)
