@@ -62,10 +62,10 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7615,
+    ("",): 7620,
     ("run", "warm"): 2635,
-    ("watch",): 1077,
-    ("peers",): 834,
+    ("watch",): 1080,
+    ("peers",): 836,
     ("job",): 1421,
     ("result",): 411,
     ("container",): 212,

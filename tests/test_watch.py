@@ -634,7 +634,7 @@ class Strange(Exception):
     [
         (ValueError("loss\nis nan"), "ValueError: loss\nis nan"),
         (OSError(28, "No space left", "/tmp/x"), "OSError: No space left"),
-        (Strange("a", 5, Strange()), "Strange: a"),
+        (Strange("a", 5, Strange()), f"{__name__}.Strange: a"),
         (ValueError(600 * "x"), f"ValueError: {200 * 'x'}"),
         (RuntimeError(), "RuntimeError"),
         (ImportError("no apex"), ""),  # a program may run on in its handler
@@ -910,14 +910,33 @@ TWO = {"ranks": "0,1"}
     ],
 )
 def test_a_timeout_before_any_notice_says_why_ranks_had_waited(first, other, why):
-    state, asked = judge.failed(begun(), TIMED_OUT, 10)
+    state, asked = judge.failed(begun(), 10)
     assert asked == (CollectStacks(1, False),)
     report = NoProgressReport(1, (rank(0, first, unchanged=0), rank(1, other)), number=1)
     state, shown = judge.reported(state, "algo-1", report, {"algo-1"}, 11)
     assert shown == (AllStacks(("no rank is running.",)),)  # which nobody has requested
     assert judge.reason_of_wait(state, 0, TIMED_OUT, 13) == why
     assert not judge.reason_of_wait(state, 0, CLOSED, 13)
-    assert judge.failed(state, CLOSED, 14)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "is_said"),
+    [
+        (rank(1), True),
+        (rank(1, group(60)), False),  # it may train on in an `except`
+        (rank(1, trouble=SILENT), False),
+        (rank(0), False),
+    ],
+)
+def test_a_rank_that_lost_another_names_the_exception_that_this_still_handles(other, is_said):
+    words = "rank 1 is handling ValueError: loss is nan, raised in train, train.py:7"
+    closed = (
+        f"rank 2 is handling RuntimeError: [/b/gloo/transport/tcp/pair.cc] {CLOSED}, raised in f"
+    )
+    ranks = rank(2, note=closed), other._replace(note=words)
+    state, _ = judge.failed(begun(), 10)
+    state, _ = judge.reported(state, "algo-1", NoProgressReport(1, ranks, number=1), {"algo-1"}, 11)
+    assert judge.reason_of_wait(state, 0, CLOSED, 13) == words * is_said
 
 
 def test_a_rank_that_fails_is_reported_as_it_waited():

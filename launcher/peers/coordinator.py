@@ -237,14 +237,14 @@ def _await_reason(state: JobState, host: str, now: float) -> JobStep:
 def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Act on a timeout: decide, as no better cause has come, or continue without late hosts."""
     phase = state.phase
+    if isinstance(phase, Deciding) and now >= phase.deadline:
+        return _decide(state, phase, now)
     if now >= _watch_due(state):
         return _watched(state, judge.time_is_up(state.watch, set(state.joined), now), now)
     if now < due(state):
         return state, ()
     if isinstance(phase, Joining):
         return _miss_hosts(state, phase, now)
-    if isinstance(phase, Deciding):
-        return _decide(state, phase, now)
     if isinstance(phase, Ended):
         return _leave_here(state, phase)
     assert isinstance(phase, Clearing)  # while ranks run only the watch has times
@@ -311,7 +311,9 @@ def _fail(state: JobState, failure: Failure, now: float) -> JobStep:
     state = state._replace(phase=deciding)
     if now >= deciding.deadline:
         return _decide(state, deciding, now)
-    return _watched(state, judge.failed(state.watch, failure.headline, now), now)
+    if failure.cause < Cause.TIMED_OUT:
+        return state, ()
+    return _watched(state, judge.failed(state.watch, now), now)
 
 
 def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:

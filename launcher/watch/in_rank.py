@@ -488,7 +488,8 @@ def handled(thread: int) -> str:
     args = vars(BaseException)["args"].__get__(error)  # error.args may be the script's own
     text = " ".join(one for one in args if type(one) is str)[:_LONGEST]
     *_, (frame, line) = walk_tb(error.__traceback__)
-    code, title = frame.f_code, f"{type(error).__qualname__}: {text}".removesuffix(": ")
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    code, title = frame.f_code, f"{kind.removeprefix('__main__.')}: {text}".removesuffix(": ")
     return f"{title}, raised in {code.co_name}, {os.path.basename(code.co_filename)}:{line}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from launcher.job.options import Options
-from launcher.result.causes import Failure, of_hang
+from launcher.result.causes import Failure, Link, is_secondary, of_hang
 from launcher.text.words import (
     Log,
     Note,
@@ -89,11 +89,9 @@ def reported(
     return (state, ()) if set(hosts) - set(received) else _shown(state, hosts)
 
 
-def failed(state: Stalls, text: str, now: float) -> Step:
-    """Have all hosts report at once if a rank failed because a collective did not complete."""
-    if not state.options.watch or not _TIMED_OUT.search(text):
-        return state, ()
-    return collect(state, now, may_signal=False)
+def failed(state: Stalls, now: float) -> Step:
+    """Have all hosts report at once what may have made a rank fail."""
+    return collect(state, now, may_signal=False) if state.options.watch else (state, ())
 
 
 def collect(state: Stalls, now: float, *, may_signal: bool, is_for_log: bool = False) -> Step:
@@ -193,9 +191,10 @@ def _at_root(note: Note, stall: Stall) -> Note:
 
 
 def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
-    """Return why a rank that failed with this text had waited, "" if unknown.
+    """Return why a rank that failed with this text had waited, or lost another, "" if unknown.
 
-    If the text shows a time-out of torch's, that wait may not have been logged yet.
+    If the text shows a time-out of torch's, that wait may not have been logged yet. A rank whose
+    cleanup takes long has left its groups before anybody sees the exception that it handles.
     """
     is_timeout = bool(_TIMED_OUT.search(text))
     for stall in (_analysed(state, now) if is_timeout else state).stalls:
@@ -205,6 +204,10 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
             return line_of(stall, min(now, stall.progress_at))
         if is_timeout and (stall.root or different_calls(stall)):
             return f"{reason_of(stall, now)}."
+    for one in _ranks(state).values():
+        has_left = one.rank != rank and not (one.groups or one.trouble)
+        if has_left and one.note and not is_secondary(Link(message=one.note)):
+            return one.note
     return ""
 
 
