@@ -62,11 +62,11 @@ OURS = {"launcher", "launcher_tools"}
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
 MOST_LINES_OF_FOLDERS = {
-    ("",): 7620,
-    ("run", "warm"): 2635,
-    ("watch",): 1080,
+    ("",): 7635,
+    ("run", "warm"): 2637,
+    ("watch",): 1082,
     ("peers",): 836,
-    ("job",): 1421,
+    ("job",): 1432,
     ("result",): 411,
     ("container",): 212,
     ("../launcher_tools",): 1973,

@@ -607,14 +607,14 @@ def test_the_last_output_of_an_exit_is_that_of_the_stream_that_was_written_last(
     assert kept.wait("ended")["words"] == "no license"
 
 
-def test_the_last_output_of_an_exit_that_takes_long_is_told_before_it(start):
-    kept = start(
-        "import atexit, sys, time\natexit.register(time.sleep, 3600)\n"
-        "print('no license')\nsys.exit(7)"
-    )
-    kept.run()
-    assert kept.wait("words") == "no license"
-    assert kept.wait("said").startswith(b'{"end"')
+def test_the_last_output_of_a_slow_exit_is_told_though_nobody_reads_the_console(start):
+    text = "import atexit, sys, time\natexit.register(time.sleep, 3600)\n"
+    text += "for number in range(1700): print(number, 90 * 'x')\n"
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "wb") as console:
+        kept = start(f"{text}print('error: no license')\nsys.exit(7)", stdout=console)
+        kept.run()
+        assert kept.wait("words") == "error: no license"
 
 
 # Output.

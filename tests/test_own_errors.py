@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, SAVES, TWO_HOSTS, of_two_hosts, poll
+from conftest import LAUNCHER, SAVES, TWO_HOSTS, completed, of_two_hosts, poll
 
 MISTAKEN = [sys.executable, str(Path(__file__).parent / "failing_launcher.py")]
 # What a thread raises is an event at which the mistake can happen while ranks run.
@@ -94,3 +94,12 @@ def test_what_a_person_can_fix_before_the_start_is_no_mistake_of_ours(start, scr
     for host in hosts:
         assert host.wait() == 2, host.log()
         assert host.failure == says and "Traceback" not in host.err
+
+
+def test_too_few_descriptors_are_said_before_anything_starts(script, monkeypatch):
+    monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2"]')
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    options = ("--launcher-dry-run", "--train-script", str(script("")))
+    done = completed("sh", "-c", 'ulimit -n 25; exec "$@"', "sh", *LAUNCHER, *options, code=2)
+    says = "this process may have 25 files open (ulimit -n), but needs 26; raise that limit."
+    assert done.stderr == f"launcher: {says}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import LaunchError
@@ -17,6 +18,8 @@ from launcher.job.plan import SAGEMAKER_KILLS_AFTER, make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import flag
+
+_FEWEST_FILES = 26  # that torchrun needs; the first host also one for each other host
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
@@ -44,6 +47,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Job | None:
         if options.log_dir and not options.dry_run:
             _require_folder(host_folder(options.log_dir, cluster.current_host), options.log_dir)
         job = Job(cluster, options)
+        _require_files(job)
         added = {**given.variables, **_surroundings(options, given.home, environ)}
         plan = make_plan(job, read_resources(), environ, added=added)
         is_ours = any(word.startswith("--rdzv-endpoint=") for word in plan.argv)  # not PET_...
@@ -115,6 +119,17 @@ def _require_folder(path: str, log_dir: str) -> None:
         ) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise LaunchError(f"--launcher-log-dir: this user may not write to {path}.")
+
+
+def _require_files(job: Job) -> None:
+    """Check that there are enough descriptors: with 22 torchrun waits for ever (torch 2.13)."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is raised to it
+    needs = _FEWEST_FILES + len(job.members) * job.coordinates
+    if 0 <= files < needs:  # it is -1 without a limit
+        raise LaunchError(
+            f"this process may have {files} files open (ulimit -n), but needs {needs}; raise that "
+            "limit."
+        )
 
 
 def _require_port(job: Job) -> None:

@@ -339,8 +339,8 @@ class Keeper:
     def _ending(self, number: int, stop: int, waits: bool, leftovers_at: float) -> Iterator[float]:
         """End the rank in steps; yield when the next one is due, if no process ends before.
 
-        Until its end only the script is waited for. Its leftovers are logged, and from
-        `leftovers_at` on each of them gets SIGTERM. At the deadline all are killed, repeatedly.
+        Until its end only the script is waited for. From `leftovers_at` on each of its leftovers is
+        logged, and gets SIGTERM. At the deadline all are killed, repeatedly.
         """
         script, deadline, signalled = self._script, self._deadline, set[int]()
         did_run = script.pid
@@ -406,6 +406,8 @@ class Keeper:
         for line in says.read()[0]:
             if is_end := line.startswith(b'{"end"'):
                 script.has_said_end = True
+                for stream in script.streams:  # its last output came before, perhaps just now
+                    stream.read(time.monotonic())
                 self._launcher.send({"words": script.clues(1).get("words", "")})
             self._launcher.pass_on(b":" + line, is_droppable=not is_end)
         if says.is_gone or to_the_end:

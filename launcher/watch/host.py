@@ -276,7 +276,7 @@ class Watch:
         rank, why = self._ranks[pid], ""
         if not rank.is_connected:
             why = (
-                "  no stack: torch.distributed is not imported yet, the connection to the launcher "
+                "  no stack: torch.distributed is not imported, the connection to the launcher "
                 "is closed, or --launcher-watch is 0."
             )
         elif rank.poll != self._polls:

@@ -148,9 +148,10 @@ class Replier:
                 making, note = self._meeting(raised[::-1])
                 if note and not self._has_exchanged:
                     found["notes"] = [note]
+                file = sys.modules[_MODULE].__file__
+                own = {one.f_code.co_name for one in raised if one.f_code.co_filename == file}
                 # gloo's recorder has no entry for these.
-                is_other = any(frame.f_code.co_name in _WITHOUT_ENTRY for frame in raised)
-                has_failed = not (making or is_other)
+                has_failed = not making and own.isdisjoint(_WITHOUT_ENTRY)
                 found["groups"], _ = self._fitting(making + groups_now(has_failed=has_failed))
         return found
 

@@ -206,7 +206,8 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
             return f"{reason_of(stall, now)}."
     for one in _ranks(state).values():
         has_left = one.rank != rank and not (one.groups or one.trouble)
-        if has_left and one.note and not is_secondary(Link(message=one.note)):
+        is_own = one.note.startswith(f"rank {one.rank} ")
+        if has_left and is_own and not is_secondary(Link(message=one.note)):
             return one.note
     return ""
 
