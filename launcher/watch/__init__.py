@@ -13,9 +13,9 @@ How a hang is found, and who may end the job
 
 run/supervisor.py carries requests to the ranks and reports to the coordinator. For the coordinator
 `Stalls.hang` is a failure like any other, with exit code 75; a restart may follow. The watch ends
-ranks in no other way. When torch's own time-out has ended a rank, the coordinator also asks the
-watch why that rank had waited: all ranks are then polled at once, because there may be no notice
-yet.
+ranks in no other way. When torch's own time-out or a broken connection has ended a rank, the
+coordinator also asks the watch why: all ranks are then polled at once, because there may be no
+notice yet.
 
 Theory
 ======
@@ -32,8 +32,8 @@ others count as waiting, and a rank that does not reply as one that has begun le
 
 Root. An absent rank may itself wait, in another group. The ranks at the root are absent somewhere
 and wait nowhere; the log names them. If there are none, a collective does not complete, or ranks
-wait for each other. A rank that does not reply may have moved on: the log names it as the root only
-if no other rank is there.
+wait for each other. A rank that does not reply may have moved on, and begun more: the log names it
+as the root only if no other rank is there.
 
 Before the first collective. A rank inside init_process_group or new_group waits for the others that
 make the group, as in a collective. A rank stands still if its stack is the same in all polls, and
