@@ -16,7 +16,7 @@ from simulation.plan import read, written
 from simulation.planting import HERE, Case, cases, planted
 from simulation.search import report, search
 
-JOBS = 350  # of one seed
+JOBS = 200  # of one seed
 SINGLE = cases(HERE / "jobs.txt")
 SEEDS = range(20)
 
