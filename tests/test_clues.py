@@ -28,7 +28,7 @@ def notes():
         path.write_text(text)
         ran = run_as_rank([*programs, sys.executable, RANK, "script", str(path)])
         (end,) = (message["end"] for message in ran.told if "end" in message)
-        return end["notes"]
+        return end["facts"]
 
     return run
 
@@ -124,7 +124,7 @@ def kinds(monkeypatch):
 
     def run(text, code=0):
         found = clues.of_process(code, text) if code else clues.behind(text)
-        return {*found["notes"], *found["counted"], found["broken"]} - {""}
+        return {*found["facts"], *found["counted"], found["broken"]} - {""}
 
     return run
 
@@ -255,7 +255,7 @@ OUTPUTS = [
 def test_what_the_last_output_says_of_an_end(code, output, words):
     found = clues.of_process(code, output)
     assert found["words"].startswith(words) and bool(found["words"]) is bool(words)
-    assert found["notes"] == found["counted"] == []
+    assert found["facts"] == found["counted"] == []
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_what_the_last_output_says_of_an_end(code, output, words):
 )
 def test_an_interface_that_is_not_there_comes_with_those_that_are(monkeypatch, variable, text):
     monkeypatch.setattr(clues._socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    assert clues.behind(text)["notes"] == ["this host's interfaces are lo, eth0"]
+    assert clues.behind(text)["facts"] == ["this host's interfaces are lo, eth0"]
     monkeypatch.setenv(variable, "^lo,docker")
-    (note,) = clues.behind(text)["notes"]
+    (note,) = clues.behind(text)["facts"]
     assert note == f"{variable} is '^lo,docker', and this host's interfaces are lo, eth0"

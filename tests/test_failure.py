@@ -46,7 +46,7 @@ PEER = f"failed with RuntimeError: {CLOSED}"
 WAITS, MEMORY, AT = ("rank 1 waits",), "out of memory", "12:34:56 UTC"
 PLACE = "load, data.py:12"
 BAD_THREAD = ' (thread "pin" raised ValueError: bad file, 3.0 s earlier)'
-OF_THREAD, OTHER = raised("F", notes=WAITS), ' (thread "pin" raised F, 0.2 s earlier)'
+OF_THREAD, OTHER = raised("F", facts=WAITS), ' (thread "pin" raised F, 0.2 s earlier)'
 OF_MEMORY, LATE_ABORT = Exit(4, recorded=MEMORY), Exit(ABRT, at=AT, after_script=True)
 OWN, ABORTED, SECONDARY = Cause.OWN, Cause.ABORTED, Cause.SECONDARY
 TIMED_OUT = Cause.TIMED_OUT
@@ -72,7 +72,7 @@ ENDS = [
     # It says more of the job than what follows on other ranks: their connections break.
     (f"failed with RuntimeError: {GAVE_UP}", 1, TIMED_OUT, raised("RuntimeError", GAVE_UP)),
     (f"failed with RuntimeError: {REACHED}", 1, SECONDARY, raised("RuntimeError", REACHED)),
-    (f"{PEER}; its process", 1, OWN, raised("RuntimeError", CLOSED, notes=("its process",))),
+    (f"{PEER}; its process", 1, OWN, raised("RuntimeError", CLOSED, facts=("its process",))),
     (PEER, 1, OWN, raised("RuntimeError", CLOSED, broken="a lost GPU")),
     (f"{KILLED_BY_SEGV} in {PLACE}", 139, OWN, Exit(SEGV, place=PLACE)),
     (f"{KILLED_BY_ABRT} in {PLACE}{SEE}", 134, ABORTED, Exit(ABRT, place=PLACE, at=AT)),
@@ -83,9 +83,9 @@ ENDS = [
     (f"{LACKS} '{SMDDP}' (see --launcher-smddp-compat)", *of_import(SMDDP)),
     (f"{LACKS} 'smdistributed.modelparallel'", *of_import("smdistributed.modelparallel")),
     # What the main thread did not raise stands behind it.
-    (f"failed with E; x was; {MEMORY}", 1, OWN, raised("E", notes=("x was",), recorded=MEMORY)),
-    ("failed with E: (1.2, 9); rank 1 waits", 1, OWN, raised("E", "(1.2, 9).", notes=WAITS)),
-    ("failed with E: It failed...; rank 1 waits", 1, OWN, raised("E", "It failed...", notes=WAITS)),
+    (f"failed with E; x was; {MEMORY}", 1, OWN, raised("E", facts=("x was",), recorded=MEMORY)),
+    ("failed with E: (1.2, 9); rank 1 waits", 1, OWN, raised("E", "(1.2, 9).", facts=WAITS)),
+    ("failed with E: It failed...; rank 1 waits", 1, OWN, raised("E", "It failed...", facts=WAITS)),
     ("failed with E: It failed.", 1, OWN, raised("E", "It failed.")),
     ("failed with E: x" + BAD_THREAD, 1, OWN, raised("E", "x"), BAD_FILE, 3.0),
     (f"ended with exit code 4; rank 1 waits; {MEMORY}{OTHER}", 4, OWN, OF_MEMORY, OF_THREAD, 0.2),

@@ -570,7 +570,7 @@ def test_what_was_said_is_read_though_nothing_can_be_sent_any_more():
     ours, theirs = socket.socketpair()
     theirs.sendall(b'{"end": 1}\n')
     theirs.close()
-    link = lines.Link(ours)
+    link = lines.Lines(ours)
     link.send({"poll": 1})
     assert link.read()[0] == [b'{"end": 1}'] and link.is_gone
     link.close()

@@ -88,7 +88,7 @@ def said(**message):
 
 
 LINK = {"exception": "EOFError", "message": "x", "frames": "", "how": ""}
-CLUES = {"notes": [], "counted": [], "broken": ""}
+CLUES = {"facts": [], "counted": [], "broken": ""}
 ENDED = {"exit_code": 3, "response": ""}
 
 
@@ -99,7 +99,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         {"log": "a line\n of its own"},
         said(script_ended={}),
         {"words": "no data"},
-        said(end={"exit_code": 3, "chain": [LINK], **CLUES, "notes": ["it was killed"]}),
+        said(end={"exit_code": 3, "chain": [LINK], **CLUES, "facts": ["it was killed"]}),
         {"hangs_up": True},
         {"ended": {**ENDED, "response": "handles"}},
         {"cleared": {"number": 4, "survivors": 1}},
@@ -165,7 +165,7 @@ def test_invalid_messages_change_nothing(keepers, message, logged):
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
-INVALID = [{"script_ended": True}, {"script_ended": {"alone": 1}}, {"watch": "x"}]
+INVALID = [{"script_ended": True}, {"script_ended": {"isolated": 1}}, {"watch": "x"}]
 INVALID += [{"end": {"exit_code": "x"}, "groups": [["0,1", 0, "", 9, 9]]}]
 INVALID += [{"poll": 0, "unchanged": "x"}, {"poll": 0, "threads": [["", [3], False]]}]
 

@@ -442,13 +442,13 @@ def test_the_rank_is_named_that_had_left_when_a_connection_broke(events, line, f
 
 
 @pytest.mark.parametrize(
-    ("alone", "notes", "is_said"),
+    ("isolated", "notes", "is_said"),
     [((2, 1, 1), True, True), ((2, 0, 1), True, False), ((2, 1, 1), False, False)],
 )
-def test_that_ranks_of_a_job_have_exchanged_nothing(alone, notes, is_said):
+def test_that_ranks_of_a_job_have_exchanged_nothing(isolated, notes, is_said):
     first = ready(notes=notes)
-    for host, count in zip(HOSTS, alone):
-        actions = first.hears(host, SUCCEEDED._replace(alone=count), 5)
+    for host, count in zip(HOSTS, isolated):
+        actions = first.hears(host, SUCCEEDED._replace(isolated=count), 5)
     # They may have by other ways: a store of theirs, files, sockets.
     line = "4 ranks ran, and none exchanged anything with another in a process group."
     assert any(one.startswith(line) for one in logged(actions)) == is_said

@@ -47,7 +47,7 @@ def exit_of(told):
     """Return how a rank has ended by what it told; its clues are tested in test_clues.py."""
     end = told[0]["end"]
     chain = causes.expanded([causes.Link(**link) for link in end["chain"]])
-    return causes.Exit(end["exit_code"], chain, end["notes"])
+    return causes.Exit(end["exit_code"], chain, end["facts"])
 
 
 def headline(exit_):
@@ -245,7 +245,7 @@ def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(rank, ch
     assert code == 1
     end = told[0]["end"]
     assert end["counted"] == ["memory"] * ("recv" in text)  # may explain what broke
-    (killed,) = end["notes"] or [""]
+    (killed,) = end["facts"] or [""]
     name = signal_name(number) if number else ""
     process, _, how = killed.partition(" was killed by ")
     assert how == name and process.startswith("its child process loader (pid " if number else "")

@@ -95,11 +95,11 @@ def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, a
     assert host.told == [Succeeded(1, age)]
 
 
-@pytest.mark.parametrize(("others", "alone"), [(True, 2), (False, 0)])
-def test_ranks_have_exchanged_nothing_only_if_all_say_so(others, alone):
-    host = running().at(5.0, ScriptEnded(0, alone=others), ScriptEnded(1, alone=True))
+@pytest.mark.parametrize(("others", "isolated"), [(True, 2), (False, 0)])
+def test_ranks_have_exchanged_nothing_only_if_all_say_so(others, isolated):
+    host = running().at(5.0, ScriptEnded(0, isolated=others), ScriptEnded(1, isolated=True))
     host.at(5.0, RankEnded(0, Exit(0)), RankEnded(1, Exit(0)))
-    assert host.told == [Succeeded(1, 0.0, are_all=True, alone=alone)]
+    assert host.told == [Succeeded(1, 0.0, are_all=True, isolated=isolated)]
 
 
 @pytest.mark.parametrize(("between", "name"), [(60.0, "pin"), (61.0, "later")])

@@ -483,7 +483,7 @@ def test_what_many_ranks_of_a_host_report_is_one_message():
     request = watch.request_stacks(CollectStacks(1, False), 15)
     calls = [(150 * "f", "/code/train.py", number) for number in range(40)]
     for pid in pids:
-        watch.replied(pid, reply(request, 40, *calls, groups=groups, note=150 * "n"), 15)
+        watch.replied(pid, reply(request, 40, *calls, groups=groups, fact=150 * "n"), 15)
     assert len(json.dumps(report(watch, 16, dict.fromkeys(pids)))) < Connection.limit
 
 
@@ -656,18 +656,18 @@ def test_the_exception_that_a_thread_handles(error, words):
     assert in_rank.handled(threading.get_ident()) == ""
 
 
-def test_the_note_of_a_stalled_rank():
+def test_the_fact_about_a_stalled_rank():
     """A Pool whose worker was killed waits for ever, and says nothing."""
     elsewhere, handles, oom = "rank 0 waits elsewhere", "rank 0 is handling x", "out of memory"
-    for note, handled, expected in (
+    for fact, handled, expected in (
         (elsewhere, handles, elsewhere),
         ("", handles, handles),
         ("", "", oom),
     ):
         watch = watching(7)
-        watch.replied(7, reply(watch.poll(60), 40, note=note, handles=handled), 60)
+        watch.replied(7, reply(watch.poll(60), 40, fact=fact, handles=handled), 60)
         (found,) = watch.reports({}, lambda pid: "S", 61, oom)
-        assert found.ranks[0].note == expected
+        assert found.ranks[0].fact == expected
 
 
 def entry(number, **how):
@@ -793,7 +793,7 @@ def still(place):
             "are waiting; rank 3 is in load, data.py:88.",
         ),
         (
-            [rank(number, MAKING, note="" if number else ELSEWHERE) for number in range(4)],
+            [rank(number, MAKING, fact="" if number else ELSEWHERE) for number in range(4)],
             "all 4 ranks are in init_process_group of ranks 0-3, which has not completed; "
             f"{ELSEWHERE}.",
         ),
@@ -842,7 +842,7 @@ def standing_still(cpu, calls=lambda now: STILL):
     def replies(request, now):
         clock[0] = now
         threads = [["", calls(now), False]]
-        yield 7, {**request, "unchanged": now, "threads": threads, "note": ""}
+        yield 7, {**request, "unchanged": now, "threads": threads, "fact": ""}
 
     found = reported(watching(7, cpu_of=lambda pid: cpu(clock[0])), replies, 200, {7: None})
     return [(now, one) for now, said in found for one in said.ranks if one.is_still]
@@ -933,7 +933,7 @@ def test_a_rank_that_lost_another_names_the_exception_that_this_still_handles(ot
     closed = (
         f"rank 2 is handling RuntimeError: [/b/gloo/transport/tcp/pair.cc] {CLOSED}, raised in f"
     )
-    ranks = rank(2, note=closed), other._replace(note=words)
+    ranks = rank(2, fact=closed), other._replace(fact=words)
     state, _ = judge.failed(begun(), 10)
     state, _ = judge.reported(state, "algo-1", NoProgressReport(1, ranks, number=1), {"algo-1"}, 11)
     assert judge.reason_of_wait(state, 0, CLOSED, 13) == words * is_said
@@ -950,7 +950,7 @@ def test_a_rank_that_fails_is_reported_as_it_waited():
 
 
 @pytest.mark.parametrize(
-    ("had_group", "groups", "recorder", "is_alone"),
+    ("had_group", "groups", "recorder", "is_isolated"),
     [
         (False, {}, None, True),
         (True, {}, {}, True),  # destroyed, and the recorder has nothing
@@ -959,7 +959,7 @@ def test_a_rank_that_fails_is_reported_as_it_waited():
         (True, {"one": "0"}, None, False),  # it has begun 9
     ],
 )
-def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, is_alone):
+def test_when_a_rank_was_isolated(monkeypatch, had_group, groups, recorder, is_isolated):
     monkeypatch.setenv("WORLD_SIZE", "2")
     world = a_group("cpu:gloo") if groups else SimpleNamespace(pg_group_ranks={}, pg_names={})
     world.pg_group_ranks[-100] = {0: 0, 1: 1}  # torch's mark of a group without this rank
@@ -974,12 +974,12 @@ def test_when_a_rank_has_worked_alone(monkeypatch, had_group, groups, recorder, 
     monkeypatch.setattr(in_rank, "_OTHER_WAYS", set())
     monkeypatch.setattr(in_rank, "_WORK_SECONDS", math.inf)
     replier = in_rank.Replier(None)
-    assert replier.is_alone() == is_alone
+    assert replier.is_isolated() == is_isolated
     with monkeypatch.context() as patch:  # a thread that runs on may do its work
         patch.setattr(threading, "enumerate", lambda: 2 * [threading.main_thread()])
-        assert not replier.is_alone()
+        assert not replier.is_isolated()
     replier.forked()  # and a child may
-    assert not replier.is_alone()
+    assert not replier.is_isolated()
 
 
 @pytest.mark.parametrize("function", ["recv", "all_reduce"])

@@ -408,9 +408,9 @@ def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -
     has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
     if not are_all or has_failed:
         return state, ()
-    alone = [report.alone for report in reports]
-    is_said = state.job.options.notes and all(alone) and sum(alone) > 1
-    notes = [Log(sentences.nothing_exchanged(sum(alone)))] if is_said else []
+    isolated = [report.isolated for report in reports]
+    is_said = state.job.options.notes and all(isolated) and sum(isolated) > 1
+    notes = [Log(sentences.nothing_exchanged(sum(isolated)))] if is_said else []
     state, actions = _end_all(state, SUCCESS, now)
     return state, (*notes, *actions)
 

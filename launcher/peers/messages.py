@@ -58,13 +58,13 @@ class Hello(NamedTuple):
 class Succeeded(NamedTuple):
     """A rank of a host ended with 0, `age` seconds ago. If all have now, `are_all`.
 
-    Then `alone` is how many there are, if each worked alone.
+    Then `isolated` is how many there are, if each was isolated (run/events.py).
     """
 
     rank: int
     age: float
     are_all: bool = False
-    alone: int = 0
+    isolated: int = 0
 
 
 class Stop(NamedTuple):

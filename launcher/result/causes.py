@@ -60,13 +60,13 @@ class Exit(NamedTuple):
     """How a rank, or a thread of it, has ended, and what else its host knows of that.
 
     `exit_code` is negative for a signal. What raised comes with its exceptions (run/rank.py).
-    A rank that was killed, or called os._exit, has none. `notes` are further facts in words: a
+    A rank that was killed, or called os._exit, has none. `facts` are further ones in words: a
     killed child, a shortage (clues.py).
     """
 
     exit_code: int
     chain: tuple[Link, ...] = ()
-    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
     recorded: str = ""  # what the kernel's counters show
     broken: str = ""  # hardware
     words: str = ""  # its last output: why it was aborted, or the last line if it exited
@@ -273,7 +273,7 @@ def cause_of(end: Exit) -> Cause:
     if end.exit_code in (-signal.SIGABRT, -signal.SIGTERM):
         return Cause.ABORTED
     links = end.chain or (Link(message=end.words),)
-    if end.notes or end.broken or not any(map(is_secondary, links)):
+    if end.facts or end.broken or not any(map(is_secondary, links)):
         return Cause.OWN
     if any(map(has_timed_out, links)):
         return Cause.TIMED_OUT
@@ -301,8 +301,8 @@ def of_rank(who: str, rank: int, end: Exit, seconds: float, aside: Aside | None 
         how += f'; its last line: "{words}"' if words else ""
     more = f" after its script had ended{see}" if end.after_script else see
     of_thread = aside.end if aside else Exit(0)
-    notes = (*end.notes, *of_thread.notes, end.recorded or of_thread.recorded)
-    more += "".join(f"; {note}" for note in dict.fromkeys(notes) if note)
+    facts = (*end.facts, *of_thread.facts, end.recorded or of_thread.recorded)
+    more += "".join(f"; {fact}" for fact in dict.fromkeys(facts) if fact)
     frames = frames_of(end.chain) or end.frames or frames_of(of_thread.chain)
     # The rank may have raised the thread's exception again.
     if aside and of_thread.chain[0].title() not in [link.title() for link in end.chain]:

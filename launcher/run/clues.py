@@ -88,30 +88,30 @@ _LONGEST_LINE = 1000
 def behind(text: str, errors: Sequence[BaseException] = ()) -> dict[str, Any]:
     """Return what may have caused an error with this text.
 
-    `notes` (in words) and `broken` (the hardware that the text reports as broken) are fields of
+    `facts` (in words) and `broken` (the hardware that the text reports as broken) are fields of
     causes.Exit; `counted` are kinds that the kernel counts, memory and processes: keepers.py makes
     `recorded` of them. The text is that of the exceptions `errors`, or the last words of a process.
     """
     said = [*filter(None, map(_of_command, errors))]
     text = "\n".join([text, *said])
     kinds = {kind for kind, words in _KINDS.items() if re.search(words, text)}
-    notes = [f'the command\'s last line: "{line[:300]}"' for line in said]
+    facts = [f'the command\'s last line: "{line[:300]}"' for line in said]
     try:
-        notes += _of_volumes(kinds, text, errors)
+        facts += _of_volumes(kinds, text, errors)
         if kinds & {"processes", "allocation"}:
-            notes += _of_processes()
+            facts += _of_processes()
         if "files" in kinds:
-            notes.append(f"ulimit -n is {os.sysconf('SC_OPEN_MAX'):,}")
+            facts.append(f"ulimit -n is {os.sysconf('SC_OPEN_MAX'):,}")
         for variable in sorted(kind for kind in kinds if kind.endswith("_IFNAME")):
             there = ", ".join(name for _, name in _socket.if_nameindex())
             value = os.environ.get(variable)
             wanted = f"{variable} is {value!r}, and " if value else ""
-            notes.append(f"{wanted}this host's interfaces are {there}")
+            facts.append(f"{wanted}this host's interfaces are {there}")
     except OSError:
         pass  # proc(5) hides it
     broken = (what for what, words in _BROKEN.items() if re.search(words, text))
     counted = sorted(kinds & {"memory", "processes"})
-    return {"notes": notes, "counted": counted, "broken": next(broken, "")}
+    return {"facts": facts, "counted": counted, "broken": next(broken, "")}
 
 
 def _of_command(error: BaseException) -> str:

@@ -80,11 +80,11 @@ class ThreadRaised(NamedTuple):
 class ScriptEnded(NamedTuple):
     """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on.
 
-    It has worked `alone` if it has surely exchanged nothing with other ranks.
+    It was `isolated` if it has surely exchanged nothing with other ranks.
     """
 
     rank: int
-    alone: bool = False
+    isolated: bool = False
 
 
 class RankEnded(NamedTuple):

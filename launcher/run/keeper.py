@@ -40,7 +40,7 @@ import time
 # Without importlib, which takes longer.
 from _frozen_importlib_external import SourceFileLoader
 
-from lines import PDEATHSIG, Link, decoded, prctl, suppress  # type: ignore[import-not-found]
+from lines import PDEATHSIG, Lines, decoded, prctl, suppress  # type: ignore[import-not-found]
 from output import NEVER, Console, Stream, open_file  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False  # typing takes 2 ms
@@ -76,7 +76,7 @@ class Script:
     code = 126  # its exit code, once it has ended; 126: it could not be started
     signal, response = 0, ""  # that it got from us, and what it does at that
     has_said_end = False
-    says: Link | None = None
+    says: Lines | None = None
     file = -1
 
     def __init__(self, grace: float = 30.0, log: str = "") -> None:
@@ -95,7 +95,7 @@ class Script:
         unchanged, as on a terminal.
         """
         ours, its = _socket.socketpair()
-        self.says = Link(ours)
+        self.says = Lines(ours)
         self.its.append(its.detach())
         # One stream keeps the order of output to both.
         is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
@@ -154,7 +154,7 @@ class Keeper:
         connection = _socket.socket(_socket.AF_UNIX)
         self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
         connection.connect(f"{self._run_dir}/socket")
-        self._launcher = Link(connection)
+        self._launcher = Lines(connection)
         self._script = Script()
         self._consoles: list[Console] = []  # of stdout and stderr, once this has the launcher's
         self._has_children = False  # until waitpid says that nothing is left
@@ -309,7 +309,7 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         return 0
 
-    def _ask(self, says: Link, request: dict[str, Any]) -> None:
+    def _ask(self, says: Lines, request: dict[str, Any]) -> None:
         """Forward a request; or, at a signal that it handles, have the script write where it is."""
         number, script = request.get("signal", 0), self._script
         if not number:

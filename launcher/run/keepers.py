@@ -207,7 +207,7 @@ class Keepers(Lobby[_Connection]):
         recorded = self.oom() if end.exit_code in _OF_A_KILL or "memory" in counted else ""
         if not recorded and "processes" in counted:
             recorded = risen(self._counted, self._system.refused_processes())
-        return Exit(end.exit_code, expanded(end.chain), end.notes, recorded, end.broken, words)
+        return Exit(end.exit_code, expanded(end.chain), end.facts, recorded, end.broken, words)
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""

@@ -51,7 +51,7 @@ class suppress:
         return kind is not None and issubclass(kind, self._errors)
 
 
-class Link:
+class Lines:
     """Lines on a socket that does not block; what the other end does not read is queued."""
 
     def __init__(self, connection: _socket.socket) -> None:

@@ -8,7 +8,7 @@ its threads raised.
 
 Its messages to the launcher, which the keeper passes on to keepers.py (`_said`):
 
-    script_ended: alone               when the script has ended by itself
+    script_ended: isolated           when the script has ended by itself
     end, groups                       why it failed (`exit_of`), and its process groups
     thread: its name, and its end     an exception in a thread
     watch: a signal; poll: a number   that it can be polled, and each reply (watch/in_rank.py)
@@ -52,7 +52,7 @@ _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 # another process's whole traceback, whose end matters most (causes.py reads it). The total stays
 # below the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
-_FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
+_FRAMES, _LINE, _NAME, _FACT = 3000, 200, 300, 400
 _THREAD = 100  # of a thread's name
 _LINKS = 6  # at most, of a chain's exceptions: from its start, from its end, and hidden ones
 _WALK = 10_000  # exceptions to walk through for its end
@@ -212,10 +212,10 @@ def connect() -> Callable[[BaseException | None], None]:
             end: dict[str, Any] = {"exit_code": 0} if error is None else exit_of(error)
             if end["exit_code"]:
                 more = replier.failed(error) if replier else {}
-                end["notes"] = [*end["notes"], *more.pop("notes", ())]
+                end["facts"] = [*end["facts"], *more.pop("facts", ())]
                 keeper.send({"end": end, **more})  # `end` first: keeper.py looks for it there
                 return
-            keeper.send({"script_ended": {"alone": bool(replier and replier.is_alone())}})
+            keeper.send({"script_ended": {"isolated": bool(replier and replier.is_isolated())}})
             if replier:
                 replier.script_ended()
 
@@ -238,7 +238,7 @@ def exit_of(error: BaseException) -> dict[str, Any]:
 
     The result has fields of causes.Exit, and `counted` (clues.behind), if the exit code is not 0.
     """
-    found: dict[str, Any] = {"exit_code": 1, "chain": [], "notes": []}
+    found: dict[str, Any] = {"exit_code": 1, "chain": [], "facts": []}
     try:
         if issubclass(type(error), SystemExit):
             code = getattr(error, "code", 1)
@@ -257,13 +257,13 @@ def exit_of(error: BaseException) -> dict[str, Any]:
             with contextlib.suppress(BaseException):  # one that cannot be described
                 found["chain"].append(described(link, how))
         is_broken = any(map(_is_broken_connection, errors))
-        found["notes"] = killed() if is_broken else []
+        found["facts"] = killed() if is_broken else []
         text = "\n".join(f"{link['exception']}: {link['message']}" for link in found["chain"])
         clues: Any = load(os.path.join(_RUN, "clues.py"))
         more = clues.behind(text, errors)
         more["counted"] += ["memory"] * is_broken
-        notes = [note[:_NOTE] for note in (*found["notes"], *more["notes"])]
-        found |= {**more, "notes": notes}
+        facts = [fact[:_FACT] for fact in (*found["facts"], *more["facts"])]
+        found |= {**more, "facts": facts}
     except BaseException:
         pass  # a property or signal handler has raised, no memory is left: the exit code suffices
     return found

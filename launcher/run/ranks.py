@@ -83,8 +83,8 @@ def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
     """
     ran_on = rank.ended_at - rank.script_ended_at
     age = round(ran_on, 3) if 0 <= ran_on < EXIT_SECONDS else 0.0
-    were_alone = are_all and all(one.script and one.script.alone for one in ranks.values())
-    return Succeeded(rank.rank, age, are_all, len(ranks) if were_alone else 0)
+    were_isolated = are_all and all(one.script and one.script.isolated for one in ranks.values())
+    return Succeeded(rank.rank, age, are_all, len(ranks) if were_isolated else 0)
 
 
 def to_count(ranks: Ranks, time: float) -> tuple[list[Rank], float]:

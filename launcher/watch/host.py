@@ -138,11 +138,11 @@ class Watch:
         place = stacks.place(rank.calls)
         if rank.returned_at < math.inf:  # Python's own wait for a thread is no useful place
             place = stacks.kept_by(rank.threads, str(fields.get("child", "")))
-        known = known._replace(place=place, note=known.note or str(fields.get("handles", "")))
+        known = known._replace(place=place, fact=known.fact or str(fields.get("handles", "")))
         if fields.get("ends"):
             trouble = f"{ENDS}{stacks.in_place(rank.calls)}"
             known = known._replace(groups=rank.known.groups).without_waits(trouble)
-        elif "note" in fields and rank.calls:
+        elif "fact" in fields and rank.calls:
             known = self._if_still(pid, rank, known, now)
         if not rank.has_failed:
             rank.known = known
@@ -247,7 +247,7 @@ class Watch:
         for pid, rank in self._ranks.items():
             known = rank.at(now, self._every, ranks.get(pid), state_of(pid))
             if known and (wanted or known.unchanged >= self._reported_from):
-                found[pid] = known._replace(note=known.note or oom)
+                found[pid] = known._replace(fact=known.fact or oom)
         running = [pid for pid, code in ranks.items() if code is None]
         idle = {pid for pid, known in found.items() if known.runs_on or known.waits}
         report = NoProgressReport(

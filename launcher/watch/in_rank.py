@@ -8,7 +8,7 @@ interpreter, or the process is suspended. Then faulthandler, at a signal, writes
 thread is to the same connection: in C, and without the interpreter.
 
 While a rank makes a group, it waits for the others that make it: it reports this as a wait in a
-group of a special kind. At the end of its script a rank reports whether it worked alone: whether no
+group of a special kind. At the end of its script a rank reports whether it was isolated: whether no
 collective began in any of its groups. Of groups that are gone by then, only gloo's recorder knows.
 
 For gloo it reads torch's flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp, from
@@ -119,8 +119,8 @@ class Replier:
         begun = any(_sequence(group) for group in groups if group in world.pg_names)
         self._has_exchanged |= begun or bool(recorded("fr").get("pg_status"))
 
-    def is_alone(self) -> bool:
-        """Tell whether this rank has worked alone in a job of several, as far as can be known."""
+    def is_isolated(self) -> bool:
+        """Tell whether this rank was isolated in a job of several, as far as can be known."""
         with contextlib.suppress(Exception):  # an unknown version of torch
             module = sys.modules[_MODULE]  # else we do not know what did its work
             self._note_collectives()
@@ -140,14 +140,14 @@ class Replier:
         return False
 
     def failed(self, error: BaseException) -> dict[str, Any]:
-        """Return the report of a rank that fails: its groups, and a note."""
+        """Return the report of a rank that fails: its groups, and a fact."""
         found: dict[str, Any] = {}
         with contextlib.suppress(BaseException):  # a signal handler of the script may raise
             if _MODULE in sys.modules:
                 raised = [frame for frame, _ in walk_tb(error.__traceback__)]
-                making, note = self._meeting(raised[::-1])
-                if note and not self._has_exchanged:
-                    found["notes"] = [note]
+                making, fact = self._meeting(raised[::-1])
+                if fact and not self._has_exchanged:
+                    found["facts"] = [fact]
                 file = sys.modules[_MODULE].__file__
                 own = {one.f_code.co_name for one in raised if one.f_code.co_filename == file}
                 # gloo's recorder has no entry for these.
@@ -233,7 +233,7 @@ class Replier:
         if world is None:  # it is importing torch.distributed
             return {"groups": []}
         main = of_threads("_current_frames").get(self._main, sys._getframe())  # it may have ended
-        making, note = self._meeting([frame for frame, _ in walk_stack(main)])
+        making, fact = self._meeting([frame for frame, _ in walk_stack(main)])
         counts = [_sequence(group) for group in dict(world.pg_names)]
         numbers = recorded("fr").get("pg_status"), status(world), counts, making
         if numbers != self._numbers:
@@ -245,7 +245,7 @@ class Replier:
         found: dict[str, Any] = {"groups": groups, "has_more": has_more}
         may_exchange = self._has_exchanged or self._has_forked or self._has_returned
         if self._has_others and not may_exchange:
-            found["note"] = note
+            found["fact"] = fact
         return found
 
     def _fitting(self, groups: list[Any]) -> tuple[list[Any], bool]:
@@ -267,12 +267,12 @@ class Replier:
             if path.endswith("torch/multiprocessing/spawn.py") and name == "join":
                 return [], f"rank {self._given['RANK']} has spawned {_SPAWNS}"
             if name in _MAKES_GROUP and path == sys.modules[_MODULE].__file__:
-                ranks, note = range(int(self._given["WORLD_SIZE"] or 1)), ""
+                ranks, fact = range(int(self._given["WORLD_SIZE"] or 1)), ""
                 if name == _MAKES_GROUP[0]:
-                    note = elsewhere(self._given, frame.f_locals)
+                    fact = elsewhere(self._given, frame.f_locals)
                 else:
                     name, ranks = _MAKES_GROUP[1], frame.f_locals.get("ranks") or ranks
-                return [[ranges(sorted(ranks)), -1, "", 1, 1, name]], note
+                return [[ranges(sorted(ranks)), -1, "", 1, 1, name]], fact
         return [], ""
 
 

@@ -206,9 +206,9 @@ def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
             return f"{reason_of(stall, now)}."
     for one in _ranks(state).values():
         has_left = one.rank != rank and not (one.groups or one.trouble)
-        is_own = one.note.startswith(f"rank {one.rank} ")
-        if has_left and is_own and not is_secondary(Link(message=one.note)):
-            return one.note
+        is_own = one.fact.startswith(f"rank {one.rank} ")
+        if has_left and is_own and not is_secondary(Link(message=one.fact)):
+            return one.fact
     return ""
 
 
@@ -264,8 +264,8 @@ def reason_of(stall: Stall, now: float) -> str:
         why = _circle(stall)
     else:
         why = (_absent if stall.root else _incomplete)(stall)
-    notes = [rank.note for _, rank in sorted(stall.ranks.items()) if rank.note]
-    return printable("; ".join([why, *notes[:1]]))
+    facts = [rank.fact for _, rank in sorted(stall.ranks.items()) if rank.fact]
+    return printable("; ".join([why, *facts[:1]]))
 
 
 def _idle(stall: Stall, now: float) -> str:

@@ -78,7 +78,7 @@ class StalledRank(NamedTuple):
     `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
     keeps its process alive. `trouble` is why it will begin nothing more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
-    moved from its place, before its first collective. `note` explains why others will not come to
+    moved from its place, before its first collective. `fact` explains why others will not come to
     where it waits. It may be in other groups if it `has_more`. The coordinator adds its `host`, and
     the time, on its own clock, `since` which it has made no progress.
     """
@@ -91,7 +91,7 @@ class StalledRank(NamedTuple):
     groups: tuple[Group, ...] = ()
     runs_on: bool = False
     is_still: bool = False
-    note: str = ""
+    fact: str = ""
     has_more: bool = False
     host: str = ""
     since: float = 0.0

@@ -229,7 +229,7 @@ class Rank(Process):
             self.is_dying = True
             links = [link._asdict() for link in chain]
             broken = "an uncorrectable ECC error" if ECC.message in str(links) else ""
-            clues = {"notes": [], "counted": [], "broken": broken}
+            clues = {"facts": [], "counted": [], "broken": broken}
             self._say(end={"exit_code": said, "chain": links, **clues})
             self.clock.after(max(later, 0.01), self.end, code)
 
