@@ -7,11 +7,11 @@ ended; `cli` calls them. `container` is PID 1 and the toolkit's process; `host` 
 signals, files and the clock for all of these; `text` has words, lines of JSON, and their sockets.
 
 Where each decision is made: for each question a list of files, in the order in which to open them.
-Files that are named only below a list can stay closed. So can those that only carry events and
-messages: run/supervisor.py, the loop, makes events for run/machine.py, and does what that decides;
-peers/channel.py carries messages between hosts (on every host but the first, peers/link.py passes
-them on). run/keepers.py and run/keeper.py are the two ends of what a launcher and a rank's keeper
-tell each other.
+Files that are named only below a list, or in brackets, can stay closed. So can those that only
+carry events and messages: run/supervisor.py, the loop, makes events for run/machine.py, and does
+what that decides; peers/channel.py carries messages between hosts (on every host but the first,
+peers/link.py passes them on). run/keepers.py and run/keeper.py are the two ends of what a launcher
+and a rank's keeper tell each other.
 
 How an option gets to its use, such as --launcher-failure-grace:
 
@@ -21,10 +21,10 @@ How an option gets to its use, such as --launcher-failure-grace:
 
   `_launch` (cli.py) calls `prepare` (job/prepare.py), which calls `parse`; hyperparameters are
   arguments by then (job/toolkit.py). The options are then a field of Job (job/job.py), which all
-  others have: so the use of any option is where `options.NAME` stands. run/machine.py sends what
-  State.grace returns to the keepers (`_end_ranks`), and gives torchrun as long (`left`). `parse`
-  checks each option by itself, job/plan.py checks some against each other, and job/prepare.py warns
-  of those without effect.
+  parts of the launcher get: so the use of any option is where `options.NAME` stands. run/machine.py
+  sends what State.grace returns to the keepers (`_end_ranks`), and gives as long to a torchrun that
+  still copies output (`left`). `parse` checks each option by itself, job/plan.py checks some
+  against each other, and job/prepare.py warns of those without effect.
 
 How the words of a failure come about:
 
@@ -37,8 +37,9 @@ How the words of a failure come about:
     result/causes.py      `of_rank`, which `failure` calls: the Failure; `headline`: its exceptions
                           in one line; `Failure.text`
     peers/coordinator.py  `_fail`: how long to wait for a better cause; `_cause`: which it is;
-                          `_decide`, `_verdict`: what only the first host knows; `_settled`: once
-                          more, for the final text, when all have cleared
+                          `_decide`, `_verdict`: what only the first host knows (watch/judge.py,
+                          peers/sentences.py); `_settled`: once more, for the final text, when
+                          all have cleared
 
   All hosts get the text with `End`, and the final text with `Leave`. cli.py (`_launch`) has
   result/failure.py write it to the file.
@@ -61,10 +62,10 @@ How a hang is found and ends the job, with --launcher-hang-timeout:
     watch/host.py         `poll`, and `reports`: its host's ranks without progress, or without a
                           reply (_watch_ranks of run/supervisor.py carries requests and reports)
     watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: logs it at `notice_at`; from `_fails_at` on, which is never
-                          without that option, `hang` is a Failure with 75, the job's cause like a
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` (without the option
+                          that is never) `hang` is a Failure with 75, the job's cause like a
                           rank's own; `line_of`, `reason_of`: the words
-    peers/coordinator.py  `_watched`: `_fail` takes it, and ends the job as after any failure:
+    peers/coordinator.py  `_watched` gives it to `_fail`, which ends the job as after any failure:
                           `_decide`, `_end_all`
 
   By default only torch's own timeout ends a rank that waits; then `_decide` puts the judge's
@@ -75,10 +76,10 @@ How a stop gets from PID 1 to each rank, and how the job ends:
     container/init.py     `_stop`: to the launchers, whose loops make an event of it
     run/machine.py        `signalled`, `_end_ranks`: Stop to the coordinator, and at once EndRanks
                           to keepers
+    run/keeper.py         `_ending`: the rank's end, until nothing is left of it
     peers/coordinator.py  `host_stopped`: End to all hosts
     run/machine.py        `ended`: the others end their ranks, too; `cleared`, `_if_clear`: when all
                           ranks have ended, Cleared to the coordinator, with the number of its End
-    run/keeper.py         `_ending`: the rank's end, until nothing is left of it
     peers/coordinator.py  `host_cleared`: if all hosts have, `_leave`: Leave to the others;
                           `_leave_here`: to this host, when these have left
     run/machine.py        `left`: keepers and torchrun end; `nothing_left`, when the loop finds no
@@ -98,9 +99,9 @@ Where an exit code comes from:
                           `_verdict` whether it restarts instead; `_end_all` sends the result,
                           `_settled` chooses again when all have cleared
 
-  cli.py returns the result that Leave has brought. 126 and 127 have the errors of a program that
-  cannot be started (host/processes.py), a rank itself, and a script that its keeper cannot start.
-  137 has a killed rank and, below PID 1, a killed launcher.
+  cli.py returns the result that Leave has brought. 126 and 127 are of a program that cannot be
+  started (host/processes.py), of a rank that exits with them, and of a script that its keeper
+  cannot start. 137 is of a killed rank and, below PID 1, of a killed launcher.
 
 What happens to ranks if the launcher is killed: run/keeper.py, `loop`.
 """

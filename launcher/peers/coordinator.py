@@ -20,9 +20,9 @@ leave. Only then is the reason final: hosts may still report failures from befor
 failures of ranks, and hangs, restart, if restarts remain, no hardware is broken and there is a
 store for the next attempt (_verdict). A stop, or a lost host, still replaces a restart.
 
-*Between a stop and a failure, whichever arrives here first wins.* After a stop all hosts end with
-128 + its number and no failure file; after a failure that does not restart, all end with its exit
-code and text, and a host that is stopped still saves.
+*Between a stop and a failure that does not restart, whichever arrives here first wins.* After a
+stop all hosts end with 128 + its number and no failure file; after such a failure all end with its
+exit code and text, and a host that is stopped still saves.
 
 *Timeouts.* Joining: the start timeout. Running: none, it lasts as long as the job. Deciding: the
 patience with its cause. Clearing: `_bound`. Ended: 5 s for the other hosts to leave before this
@@ -322,7 +322,7 @@ def _end_restart(state: JobState, failure: Failure, now: float) -> JobStep:
 
 
 def _decide(state: JobState, deciding: Deciding, now: float) -> JobStep:
-    """Add the reason to the best cause; then restart, or end the job."""
+    """Add the reason to a cause that may follow from another rank; then restart, or end the job."""
     failures = deciding.failures
     failure, failed_at = _cause(failures)
     if failure.cause >= Cause.TIMED_OUT:  # it may follow from what another rank did
@@ -377,7 +377,7 @@ def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
 
 
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
-    """Stop all hosts, unless a failure that a restart cannot fix came first.
+    """Stop all hosts, unless a failure that ends the job came first.
 
     That torchrun ends its ranks may follow from the stop: so it is no cause, even if it came first.
     """
@@ -405,7 +405,7 @@ def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -
         return state, ()
     reports = [report for _, _, report in state.succeeded if report.are_all]
     are_all = len(reports) == len(state.job.cluster.hosts)
-    has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart  # a rank
+    has_failed = isinstance(phase, Deciding) and _cause(phase.failures)[0].may_restart
     if not are_all or has_failed:
         return state, ()
     isolated = [report.isolated for report in reports]

@@ -56,9 +56,9 @@ class Hello(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """A rank of a host ended with 0, `age` seconds ago. If all have now, `are_all`.
+    """A rank of a host ended with 0, `age` seconds ago; `are_all`: now all of them have.
 
-    Then `isolated` is how many there are, if each was isolated (run/events.py).
+    Then `isolated` is their number, if each was isolated (run/events.py, ScriptEnded); else 0.
     """
 
     rank: int

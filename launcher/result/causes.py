@@ -19,9 +19,9 @@ from launcher.text.words import Note, flag, lasted, plural, printable, shortened
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # The start of a failure text's second line if something prevents a restart.
 NO_RESTART = "no restart: "
-# In characters: the first line of a rank's failure and of others, and the least that cuts leave.
+# In characters: the first line of a rank's failure and of others, and the least that cuts leave;
 _OF_RANK, _OF_OTHERS, _LEAST = 500, 900, 150
-_SAID = 300  # and of a rank's last output
+_SAID = 300  # a rank's last output
 _HEADER = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # Exceptions of torchrun for a setting that it cannot use.
@@ -59,9 +59,10 @@ class Link(NamedTuple):
 class Exit(NamedTuple):
     """How a rank, or a thread of it, has ended, and what else its host knows of that.
 
-    `exit_code` is negative for a signal. What raised comes with its exceptions (run/rank.py).
-    A rank that was killed, or called os._exit, has none. `facts` are further ones in words: a
-    killed child, a shortage (clues.py).
+    `exit_code` is negative for a signal. A rank that raised has a chain of exceptions
+    (run/rank.py); a rank that was killed, or called os._exit, has none. `facts` are sentences that
+    explain the end: a killed child (rank.py), a shortage (clues.py), a wrong rendezvous
+    (watch/in_rank.py).
     """
 
     exit_code: int
@@ -84,7 +85,7 @@ class Cause(enum.IntEnum):
 
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
-    TORCHRUN = 2  # torchrun failed, or was killed
+    TORCHRUN = 2  # torchrun failed, or was killed; or a keeper was
     # torchrun ends its ranks, or has ended, without words: perhaps because another host's has, or
     # because all processes of its host are stopped.
     TORCHRUN_ENDS = 3
@@ -158,10 +159,10 @@ class Failure(NamedTuple):
     is_hang: bool = False
     rank: int = -1
     broken: str = ""
-    age: float = 0.0  # seconds from the failure to its report: up to 2.5 for a rank's
+    age: float = 0.0  # seconds from the failure to its report
     # Added by the coordinator.
     reason: str = ""  # who waited for whom, or which rank had ended before: it comes first
-    failures: int = 1  # of ranks for reasons of their own, this one included
+    failures: int = 1  # of the cause OWN
     no_restart: str = ""  # why the job does not restart, although restarts remain
     restart: str = ""  # the earlier failure, whose restart this one prevents
 
@@ -268,7 +269,7 @@ def of_container(
 def cause_of(end: Exit) -> Cause:
     """Return how well a rank's end explains why the job ends.
 
-    NCCL's watchdog aborts a process whose peer has died, and others end a process by SIGTERM.
+    NCCL's watchdog aborts a process whose peer has died; another program may end it by SIGTERM.
     """
     if end.exit_code in (-signal.SIGABRT, -signal.SIGTERM):
         return Cause.ABORTED
@@ -381,7 +382,7 @@ def of_lost_host(host: str, how: str) -> Failure:
 
 
 def of_hang(what: str, *, may_restart: bool = True) -> Failure:
-    """Return the failure of a job whose ranks wait for an absent rank, or do not exit."""
+    """Return the failure of a job whose ranks wait without end, or do not exit."""
     failure = _with_code(Cause.OWN, EXIT_HUNG, what, f" ({flag('hang_timeout')})")
     return failure._replace(may_restart=may_restart, is_hang=True)
 

@@ -5,8 +5,8 @@ missing network interface are looked up at the error: later, nobody could tell. 
 (keepers.py) reads whether the kernel has killed for memory, or refused a process: it knows the
 counts from before the job.
 
-rank.py loads this in the script's process, at its exception; keeper.py imports it after a
-death. It imports no module of ours, and calls none of the script's code.
+rank.py loads this in the script's process, at its exception; keeper.py imports it when a
+script ends, or says why it will. It imports no module of ours.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _of_command(error: BaseException) -> str:
 
 
 def of_process(code: int, output: str) -> dict[str, Any]:
-    """Return the same of a process that has ended, and what its last output says of that.
+    """Return the same as `behind` for a process that has ended, and what its last output says.
 
     `words` say why, `crash` is what its own faulthandler has written. `code` is negative for a
     signal.

@@ -88,7 +88,7 @@ class ScriptEnded(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """A rank's process has ended; `response` is its reaction to the signal that it got, if any."""
+    """A rank's process has ended; `response`: what it does at the signal that it got, if any."""
 
     rank: int
     end: Exit

@@ -10,8 +10,8 @@ The launcher and the keeper talk in lines of JSON, in order:
     hello: rank, local_rank, group_rank,          run: environ, ignored, grace, log, shows,
         nproc                                         prefix, merges, bars
     runs: pid                                     end: number, signal_number, grace, waits,
-    words: its last output, as it says why            at_once
-        it ends, which may take long              ask: a request for the script's process,
+    words: its last output, when it says              at_once
+        why it ends, as its end may take long     ask: a request for the script's process,
     ended: exit_code, response, and what              or a signal for it
         clues.py says                             leave: an exit code
     cleared: number, survivors
@@ -82,7 +82,7 @@ class Script:
     def __init__(self, grace: float = 30.0, log: str = "") -> None:
         self.grace, self.log = grace, log
         self.streams: list[Stream] = []
-        # Descriptors to close; its own: until its process has got them, or was not started.
+        # Descriptors to close: ours at the end, its own once its process has been started.
         self.ours, self.its = list[int](), list[int]()
 
     def open(
@@ -173,7 +173,8 @@ class Keeper:
     def _prepare(self) -> None:
         """Become a subreaper that no signal ends, and that wakes when a child ends.
 
-        All signals are blocked, not ignored: so a fork has the default dispositions from its begin.
+        All signals but SIGCHLD are blocked, not ignored: so a fork has the default dispositions
+        from its beginning.
         """
         prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
         blocked = signal.valid_signals() - {signal.SIGCHLD}
@@ -339,12 +340,12 @@ class Keeper:
     def _ending(self, number: int, stop: int, waits: bool, leftovers_at: float) -> Iterator[float]:
         """End the rank in steps; yield when the next one is due, if no process ends before.
 
-        Until its end only the script is waited for. From `leftovers_at` on each of its leftovers is
-        logged, and gets SIGTERM. At the deadline all are killed, repeatedly.
+        While the script runs, only its end is waited for. Then, from `leftovers_at` on, each of its
+        leftovers is logged, and gets SIGTERM. At the deadline all are killed, repeatedly.
         """
         script, deadline, signalled = self._script, self._deadline, set[int]()
         did_run = script.pid
-        # A script that has reported its end may finish it, except at a stop.
+        # A script that has reported its end gets no signal, except at a stop: it is ending.
         if script.pid and not script.signal and (waits or not script.has_said_end):
             script.signal, script.response = stop, response(script.pid, stop)
             send(script.pid, stop)

@@ -38,7 +38,7 @@ class _Connection(LineSocket):
 
     rank = local_rank = -1
     pid = 0  # of the script's process, while it runs
-    words = ""  # its last output, as it says why it ends
+    words = ""  # its last output, when it has said why it ends
     wants_stacks = False
 
 
@@ -200,7 +200,8 @@ class Keepers(Lobby[_Connection]):
     def _exit_of(self, message: Any, words: str = "") -> Exit:
         """Return an end with the kernel's counts of what may explain it.
 
-        A rank sets only the fields that are passed on here; the launcher finds out the others.
+        A rank sets only the fields that are passed on here; its keeper and the launcher set the
+        others.
         """
         end: Exit = wire.read(Exit, wire.read(dict, message))
         counted = wire.read(tuple[str, ...], message.get("counted", []))

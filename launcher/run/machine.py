@@ -160,7 +160,7 @@ def left(state: State, event: Leave, now: float) -> Step:
 
 
 def alone(state: State, event: Alone, now: float) -> Step:
-    """End without the coordinator: by its last End, for this host's own reason, or for its loss."""
+    """End without the coordinator: by the last End, for this host's own reason, or for the loss."""
     result = state.result or event.failure.result
     state, ends = ended(state, End(0, result), now)
     state, leaves = left(state, Leave(result), now)
@@ -230,7 +230,7 @@ def _interrupted(state: State, now: float) -> Step:
 
 
 def _end_ranks(state: State, why: Why, now: float, signal_number: int, end_number: int) -> Step:
-    """End all ranks by a signal, of which keepers send each rank only the first.
+    """End all ranks by a signal; a keeper sends its rank only the first signal of several.
 
     `end_number` is that of the coordinator's End, LOCAL if it has not commanded one.
     """
@@ -281,7 +281,7 @@ def _report_of_end(state: State, phase: Ending) -> Cleared:
 def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
     """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
-    if isinstance(phase, Leaving):  # it was killed at once
+    if isinstance(phase, Leaving):  # the rank was killed at once
         return state, (events.LeaveRanks(1, (event.rank,)),)
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()

@@ -45,7 +45,7 @@ from time import monotonic
 from typing import Any, Callable
 
 _SEND_SECONDS = 1  # for the keeper to take a message
-_HIGHEST, _FEW = 1008, 256  # of descriptors; with a limit below _FEW it stays where it is
+_HIGHEST, _FEW = 1008, 256  # of descriptors; with no room above _FEW it stays where it is
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 # Limits of an end's texts, in characters. People see 1,024, but an exception may hold the text of
@@ -76,8 +76,8 @@ def load(path: str) -> types.ModuleType:
 class KeeperConnection:
     """The process's end of the socket to its keeper.
 
-    It must never harm the script: messages that cannot be sent are dropped. To make one may raise
-    OSError.
+    It must never harm the script: after a message that cannot be sent it is closed, and sends no
+    more. Raises OSError if the descriptor is no socket.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -236,7 +236,8 @@ def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
 def exit_of(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    The result has fields of causes.Exit, and `counted` (clues.behind), if the exit code is not 0.
+    If the exit code is not 0, the result has more fields of causes.Exit, and `counted`
+    (clues.behind).
     """
     found: dict[str, Any] = {"exit_code": 1, "chain": [], "facts": []}
     try:
@@ -302,10 +303,12 @@ def _is_broken_connection(error: BaseException) -> bool:
 
 
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return an exception and those that it came from, each with how (see causes.Link).
+    """Return an exception and those that it came from, each with its relation to the one before
+    it (causes.Link, `how`).
 
     First those that Python would print, outermost first; then those that it hides. A group's first
-    member stands for the group: its origins are listed, and the group's own are hidden.
+    member stands for the group: its origins are listed and, if Python would print any of them, the
+    group's own are hidden.
     """
     shown: list[tuple[BaseException, str]] = []
     hidden: list[tuple[BaseException, str]] = []

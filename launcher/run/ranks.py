@@ -26,8 +26,9 @@ EXIT_SECONDS = 5.0
 class Rank(NamedTuple):
     """One rank in an attempt.
 
-    `pid` is the script's process, 0 before its start; `end` is how the rank failed, if it has;
-    `exit_code` is that of its process (negative for a signal), None while it runs.
+    `pid` is the script's process, 0 before its start; `end` is how the rank has said that it fails,
+    or how its process has failed; `exit_code` is the process's (negative for a signal), None while
+    it runs.
     Times are in seconds since torchrun's start.
     """
 
@@ -68,8 +69,8 @@ def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
         rank = rank._replace(exit_code=exit_code, response=event.response, ended_at=time)
         if rank.end is None and exit_code:
             rank = rank._replace(end=event.end, failed_at=time)
-        # It said 1 and died of a signal: it was killed, or crashed, while it exited (torch's
-        # threads cause some such crashes). What it reported stays the cause, with its exit code.
+        # If it said 1 and died of a signal, it was killed, or crashed, while it exited (torch's
+        # threads cause some such crashes): what it reported stays the cause, with its exit code.
         elif rank.end and exit_code >= 0:
             end = rank.end._replace(exit_code=exit_code, words=event.end.words)
             rank = rank._replace(end=end)
@@ -77,9 +78,9 @@ def updated(rank: Rank, event: RankEvent, time: float) -> Rank:
 
 
 def succeeded(ranks: Ranks, rank: Rank, *, are_all: bool) -> Succeeded:
-    """Return the coordinator's message about a rank that has just ended with 0.
+    """Return the message to the coordinator about a rank that has just ended with 0.
 
-    It departed when its script ended, not when Python had finished its exit.
+    It departed when its script ended, unless its exit took longer than EXIT_SECONDS.
     """
     ran_on = rank.ended_at - rank.script_ended_at
     age = round(ran_on, 3) if 0 <= ran_on < EXIT_SECONDS else 0.0
@@ -92,7 +93,7 @@ def to_count(ranks: Ranks, time: float) -> tuple[list[Rank], float]:
 
     A failure counts when its rank has ended, or CONFIRM_SECONDS after the report: until then a
     sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one
-    that is not secondary and may still count, so that they are reported in order.
+    of the cause OWN that may still count, so that they are reported in order.
     """
     failed = [rank for rank in ranks.values() if rank.end and not rank.is_reported]
     counting, wait = list[Rank](), math.inf

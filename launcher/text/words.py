@@ -18,7 +18,7 @@ class Log(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An action of a state machine: write one line to events.jsonl, about a decisive event.
+    """An action of a state machine: write one line to events.jsonl. The loop writes some, too.
 
     host/journal.py writes it, `sm-launch timeline` reads it; docs/logs.md explains all events and
     fields. Of the `cause` the first line counts; `since` is on the clock System.now(); `host` is

@@ -37,8 +37,8 @@ as the root only if no other rank is there.
 
 Before the first collective. A rank inside init_process_group or new_group waits for the others that
 make the group, as in a collective. A rank stands still if its stack is the same in all polls, and
-its process tree uses almost no CPU. Both are logged, and end nothing: --launcher-hang-timeout
-counts collectives.
+its process tree uses almost no CPU. Both are logged (unless --launcher-notes is false), and
+end nothing: --launcher-hang-timeout counts collectives.
 
 Stall. A wait is stuck if no member of its group makes progress, and no absent rank waits in another
 group for one that does: it may still arrive. All stuck waits of a job are one stall, which began

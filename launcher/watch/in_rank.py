@@ -9,7 +9,8 @@ thread is to the same connection: in C, and without the interpreter.
 
 While a rank makes a group, it waits for the others that make it: it reports this as a wait in a
 group of a special kind. At the end of its script a rank reports whether it was isolated: whether no
-collective began in any of its groups. Of groups that are gone by then, only gloo's recorder knows.
+collective began in any of its groups, and nothing else has exchanged data or done its work, as far
+as can be known. Of groups that are gone by then, only gloo's recorder knows.
 
 For gloo it reads torch's flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp, from
 torch 2.8 on). It does not read NCCL's entries: that asks the GPU for the state of events, some of
@@ -120,7 +121,7 @@ class Replier:
         self._has_exchanged |= begun or bool(recorded("fr").get("pg_status"))
 
     def is_isolated(self) -> bool:
-        """Tell whether this rank was isolated in a job of several, as far as can be known."""
+        """Tell whether this rank was surely isolated in a job of several."""
         with contextlib.suppress(Exception):  # an unknown version of torch
             module = sys.modules[_MODULE]  # else we do not know what did its work
             self._note_collectives()

@@ -78,8 +78,9 @@ class StalledRank(NamedTuple):
     `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
     keeps its process alive. `trouble` is why it will begin nothing more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
-    moved from its place, before its first collective. `fact` explains why others will not come to
-    where it waits. It may be in other groups if it `has_more`. The coordinator adds its `host`, and
+    moved from its place, before its first collective. `fact` is a sentence that explains the
+    wait: why others will not come, which exception the rank is handling, or an out-of-memory kill
+    on its host. It may be in other groups if it `has_more`. The coordinator adds its `host`, and
     the time, on its own clock, `since` which it has made no progress.
     """
 
@@ -145,7 +146,7 @@ class AllStacks(NamedTuple):
 
 # Who waits for whom.
 
-# The ranks without progress, by number; every other rank makes progress.
+# By number; a rank that is not there, or whose `unchanged` is 0, makes progress.
 StalledRanks = Mapping[int, StalledRank]
 
 
@@ -174,7 +175,8 @@ class Stall(NamedTuple):
     each other, each rank in the wait at the same index. Without a root, all members have begun the
     first of `waits`, and it does not complete. Without `waits`, all ranks are at the root, and
     idle: they run on after their scripts, or stand still before any collective. Unless it `is_sure`
-    that a rank still waits, nothing is logged and nothing is ended. Of each `kind` there is one.
+    that a rank still waits, nothing is logged and nothing is ended. One of each `kind` lasts at a
+    time.
     """
 
     kind: str
@@ -228,7 +230,8 @@ def _stalls_of_waits(ranks: StalledRanks) -> list[Stall]:
     waits = _waits(ranks)
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     stuck, before = [wait for wait in waits if ranks.keys() >= wait.members], list[Wait]()
-    while stuck != before:  # omit what ranks end that make progress, directly or through others
+    # Omit waits that a rank with progress will end, itself or through others.
+    while stuck != before:
         before = stuck
         stuck = [w for w in before if all(first_wait.get(rank, w) in before for rank in w.absent)]
     if not stuck:

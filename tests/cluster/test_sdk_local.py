@@ -13,10 +13,11 @@ from aws import Aws
 from conftest import TRAIN_DDP, poll
 
 from cluster import engine
-from cluster.hosts import CONTAINERS
 
 # One at a time: all have a network of the same name, and hosts of v3 have the same names on it.
-pytestmark = [*CONTAINERS, pytest.mark.xdist_group("sdk")]
+pytestmark = [pytest.mark.containers, pytest.mark.torch, pytest.mark.xdist_group("sdk")]
+# Beside much else an SDK's own steps take minutes.
+pytestmark += [pytest.mark.timeout(2000, func_only=True)]
 
 NETWORK = "sagemaker-local"
 DDP = ("train-script=train_ddp.py", "epochs=1", "samples=512")
@@ -129,7 +130,7 @@ TRAINED = [
 @pytest.mark.parametrize(("name", "which_image"), TRAINED, indirect=["which_image"])
 def test_two_hosts_train(local, name, which_image):
     local.start(name, which_image, *DDP)
-    assert local.process.wait(300) == 0, local.log
+    assert local.process.wait(900) == 0, local.log
     log = local.hosts_log()
     assert log.count("has node_rank 1 (nnodes=2) in job") == 1, log
     assert log.count(": every rank succeeded") == 2, log
@@ -148,7 +149,7 @@ def test_a_failure_under_v3(local, image):
     """The SDK's own error has the exit code alone; the log and the failure file have the cause."""
     (local.folder / "src" / "train.py").write_text(FAILS)
     local.start("hymenoptera_v3", image, "train-script=train.py")
-    assert local.process.wait(300) == 1, local.log
+    assert local.process.wait(900) == 1, local.log
     assert "Process exited with code: 3" in " ".join(local.log.split()), local.log
     files = {Path(name).name: text for name, text in local.members("output.tar.gz").items()}
     first = files["failure"].decode().splitlines()[0]
@@ -160,7 +161,7 @@ def test_a_failure_under_v3(local, image):
 def test_a_stop_of_v3_in_awss_image(local, aws_image):
     """The launcher's init takes the place of the SDK's shell, which is PID 1 there."""
     local.start("spot_v3", aws_image, *ENDLESS, "--checkpoints", "s3://bucket/not-used")
-    poll(lambda: "epoch=0 " in local.log or local.process.poll() is not None, 300)
+    poll(lambda: "epoch=0 " in local.log or local.process.poll() is not None, 900)
     assert local.stop() == [143, 143], local.log
-    assert local.process.wait(300) == 1, local.log
+    assert local.process.wait(900) == 1, local.log
     assert "stopped by SIGTERM; saved /opt/ml/checkpoints/" in local.hosts_log()
