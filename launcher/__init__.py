@@ -62,9 +62,9 @@ How a hang is found and ends the job, with --launcher-hang-timeout:
     watch/host.py         `poll`, and `reports`: its host's ranks without progress, or without a
                           reply (_watch_ranks of run/supervisor.py carries requests and reports)
     watch/waits.py        the fields of such a report; `stalls_in`: who waits for whom
-    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` (without the option
-                          that is never) `hang` is a Failure with 75, the job's cause like a
-                          rank's own; `line_of`, `reason_of`: the words
+    watch/judge.py        `time_is_up`: logs it at `notice_at`; at `_fails_at` it sets `hang`, a
+                          Failure with 75 that is the job's cause like a rank's own (never
+                          without the option); `line_of`, `reason_of`: the words
     peers/coordinator.py  `_watched` gives it to `_fail`, which ends the job as after any failure:
                           `_decide`, `_end_all`
 
@@ -99,9 +99,9 @@ Where an exit code comes from:
                           `_verdict` whether it restarts instead; `_end_all` sends the result,
                           `_settled` chooses again when all have cleared
 
-  cli.py returns the result that Leave has brought. 126 and 127 are of a program that cannot be
-  started (host/processes.py), of a rank that exits with them, and of a script that its keeper
-  cannot start. 137 is of a killed rank and, below PID 1, of a killed launcher.
+  cli.py returns the result that Leave has brought. 126 and 127 come from a program that cannot
+  be started (host/processes.py), from a script that its keeper cannot start, and from a rank that
+  exits with them. 137 comes from a killed rank and, below PID 1, from a killed launcher.
 
 What happens to ranks if the launcher is killed: run/keeper.py, `loop`.
 """

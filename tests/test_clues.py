@@ -19,8 +19,8 @@ BESIDE_A_VOLUME = ["unshare", "--mount", "bash", "-c", f'{MOUNT}; ulimit -u 60; 
 
 
 @pytest.fixture
-def notes():
-    """Run a script as a rank below other programs; return what it notes at its end."""
+def facts():
+    """Run a script as a rank below other programs; return the facts that it tells at its end."""
 
     def run(text, *programs):
         path = Path(os.environ["TMPDIR"]) / "script.py"  # where any user may read it
@@ -67,9 +67,9 @@ except OSError as error:
     ],
     ids=range(11),
 )
-def test_the_volume_is_named_that_is_full_if_the_error_comes_from_it(notes, text, says):
-    found = notes(text, *BESIDE_A_VOLUME)
-    assert [note.endswith(says) for note in found] == [True] * bool(says), found
+def test_the_volume_is_named_that_is_full_if_the_error_comes_from_it(facts, text, says):
+    found = facts(text, *BESIDE_A_VOLUME)
+    assert [fact.endswith(says) for fact in found] == [True] * bool(says), found
 
 
 THREADS = """
@@ -80,18 +80,18 @@ for _ in range(99):
 
 
 @in_namespaces
-def test_the_limit_of_processes_is_named(notes):
+def test_the_limit_of_processes_is_named(facts):
     user = "23000"  # whose processes are counted
     as_user = (*BESIDE_A_VOLUME, "setpriv", "--reuid", user, "--clear-groups")
-    (note,) = notes(THREADS, *as_user)
-    assert note == f"user {user} runs 60 of 60 processes and threads (ulimit -u)"
+    (fact,) = facts(THREADS, *as_user)
+    assert fact == f"user {user} runs 60 of 60 processes and threads (ulimit -u)"
 
 
-def test_the_limit_of_open_files_is_named(notes):
+def test_the_limit_of_open_files_is_named(facts):
     few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
-    assert notes(f"{few}a = [open(__file__) for _ in range(400)]") == ["ulimit -n is 300"]
-    assert notes(f"{few}raise RuntimeError('received 0 items of ancdata')") == ["ulimit -n is 300"]
-    assert not notes("raise OSError(23, 'Too many open files in system')")
+    assert facts(f"{few}a = [open(__file__) for _ in range(400)]") == ["ulimit -n is 300"]
+    assert facts(f"{few}raise RuntimeError('received 0 items of ancdata')") == ["ulimit -n is 300"]
+    assert not facts("raise OSError(23, 'Too many open files in system')")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_the_limit_of_open_files_is_named(notes):
         ("", ""),  # the log has it
     ],
 )
-def test_the_last_line_of_a_failed_command_that_is_in_no_log_is_told(notes, options, says):
+def test_the_last_line_of_a_failed_command_that_is_in_no_log_is_told(facts, options, says):
     command = "'echo begins; echo denied >&2; exit 1'"
-    found = notes(
+    found = facts(
         f"import subprocess\nsubprocess.run({command}, shell=True, check=True, {options})"
     )
     assert found == [f'the command\'s last line: "{says}"'] * bool(says)
@@ -269,5 +269,5 @@ def test_an_interface_that_is_not_there_comes_with_those_that_are(monkeypatch, v
     monkeypatch.setattr(clues._socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert clues.behind(text)["facts"] == ["this host's interfaces are lo, eth0"]
     monkeypatch.setenv(variable, "^lo,docker")
-    (note,) = clues.behind(text)["facts"]
-    assert note == f"{variable} is '^lo,docker', and this host's interfaces are lo, eth0"
+    (fact,) = clues.behind(text)["facts"]
+    assert fact == f"{variable} is '^lo,docker', and this host's interfaces are lo, eth0"

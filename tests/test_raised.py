@@ -176,7 +176,9 @@ UNREADABLE = {
     "exits": "@property\n  def __class__(self): sys.exit(0)",
     "is stopped": "@property\n  def __class__(self): os.kill(os.getpid(), 15)",
     "hides": "def with_traceback(self, trace): return None",
-    "never ends": "@property\n  def exceptions(self): return (self,)",
+    # Python 3.13 itself never ends, as it prints this exception: so it does not print it.
+    "never ends": "@property\n  def exceptions(self): return (self,)\n"
+    "  sys.excepthook = lambda *_: print('no data', file=sys.stderr)",
 }
 
 

@@ -56,7 +56,7 @@ class Hello(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """A rank of a host ended with 0, `age` seconds ago; `are_all`: now all of them have.
+    """A rank of a host ended with 0, `age` seconds ago; `are_all`: all of the host's ranks have.
 
     Then `isolated` is their number, if each was isolated (run/events.py, ScriptEnded); else 0.
     """

@@ -19,9 +19,9 @@ from launcher.text.words import Note, flag, lasted, plural, printable, shortened
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # The start of a failure text's second line if something prevents a restart.
 NO_RESTART = "no restart: "
-# In characters: the first line of a rank's failure and of others, and the least that cuts leave;
+# In characters: the first line of a rank's failure and of others, and the least that cuts leave.
 _OF_RANK, _OF_OTHERS, _LEAST = 500, 900, 150
-_SAID = 300  # a rank's last output
+_SAID = 300  # characters of a rank's last output
 _HEADER = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # Exceptions of torchrun for a setting that it cannot use.
@@ -85,7 +85,7 @@ class Cause(enum.IntEnum):
 
     OWN = 0  # of a rank itself, a hang, a launcher that failed, or a host that cannot start
     HOST_LOST = 1
-    TORCHRUN = 2  # torchrun failed, or was killed; or a keeper was
+    TORCHRUN = 2  # torchrun failed, or was killed, or a keeper was
     # torchrun ends its ranks, or has ended, without words: perhaps because another host's has, or
     # because all processes of its host are stopped.
     TORCHRUN_ENDS = 3
@@ -162,7 +162,7 @@ class Failure(NamedTuple):
     age: float = 0.0  # seconds from the failure to its report
     # Added by the coordinator.
     reason: str = ""  # who waited for whom, or which rank had ended before: it comes first
-    failures: int = 1  # of the cause OWN
+    failures: int = 1  # how many have the cause OWN
     no_restart: str = ""  # why the job does not restart, although restarts remain
     restart: str = ""  # the earlier failure, whose restart this one prevents
 

@@ -80,7 +80,7 @@ class ThreadRaised(NamedTuple):
 class ScriptEnded(NamedTuple):
     """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on.
 
-    It was `isolated` if it has surely exchanged nothing with other ranks.
+    It was `isolated` if it has exchanged nothing with other ranks, as far as can be known.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class ScriptEnded(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """A rank's process has ended; `response`: what it does at the signal that it got, if any."""
+    """A rank's process has ended; `response` is its disposition for the signal that it got."""
 
     rank: int
     end: Exit

@@ -38,7 +38,7 @@ class _Connection(LineSocket):
 
     rank = local_rank = -1
     pid = 0  # of the script's process, while it runs
-    words = ""  # its last output, when it has said why it ends
+    words = ""  # its last output until it said why it ends
     wants_stacks = False
 
 

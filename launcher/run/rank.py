@@ -8,7 +8,7 @@ its threads raised.
 
 Its messages to the launcher, which the keeper passes on to keepers.py (`_said`):
 
-    script_ended: isolated           when the script has ended by itself
+    script_ended: isolated            when the script has ended by itself
     end, groups                       why it failed (`exit_of`), and its process groups
     thread: its name, and its end     an exception in a thread
     watch: a signal; poll: a number   that it can be polled, and each reply (watch/in_rank.py)

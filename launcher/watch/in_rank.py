@@ -121,7 +121,7 @@ class Replier:
         self._has_exchanged |= begun or bool(recorded("fr").get("pg_status"))
 
     def is_isolated(self) -> bool:
-        """Tell whether this rank was surely isolated in a job of several."""
+        """Tell whether this rank was isolated in a job of several, as far as can be known."""
         with contextlib.suppress(Exception):  # an unknown version of torch
             module = sys.modules[_MODULE]  # else we do not know what did its work
             self._note_collectives()

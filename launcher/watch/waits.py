@@ -78,10 +78,10 @@ class StalledRank(NamedTuple):
     `place` is where its main thread is (`load, data.py:88`); if it `runs_on` after its script, what
     keeps its process alive. `trouble` is why it will begin nothing more, if known: it has ended, or
     does not reply; then its groups are those of its last reply, if any. It `is_still` if it has not
-    moved from its place, before its first collective. `fact` is a sentence that explains the
-    wait: why others will not come, which exception the rank is handling, or an out-of-memory kill
-    on its host. It may be in other groups if it `has_more`. The coordinator adds its `host`, and
-    the time, on its own clock, `since` which it has made no progress.
+    moved from its place, before its first collective. `fact` explains its wait: why others will not
+    come, which exception the rank is handling, or an out-of-memory kill on its host. It may be in
+    other groups if it `has_more`. The coordinator adds its `host`, and the time, on its own clock,
+    `since` which it has made no progress.
     """
 
     rank: int

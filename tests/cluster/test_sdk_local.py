@@ -13,11 +13,12 @@ from aws import Aws
 from conftest import TRAIN_DDP, poll
 
 from cluster import engine
+from cluster.hosts import CONTAINERS
 
+# Beside much else an SDK's own steps take minutes. The first limit counts.
+LIMIT = pytest.mark.timeout(2000, func_only=True)
 # One at a time: all have a network of the same name, and hosts of v3 have the same names on it.
-pytestmark = [pytest.mark.containers, pytest.mark.torch, pytest.mark.xdist_group("sdk")]
-# Beside much else an SDK's own steps take minutes.
-pytestmark += [pytest.mark.timeout(2000, func_only=True)]
+pytestmark = [LIMIT, *CONTAINERS, pytest.mark.xdist_group("sdk")]
 
 NETWORK = "sagemaker-local"
 DDP = ("train-script=train_ddp.py", "epochs=1", "samples=512")
